@@ -1,9 +1,11 @@
-"""What tests of several rooms share: small experiments on the toy tasks, and a cache folder of their own."""
+"""Fixtures of several folders: small experiments on the toy tasks, an S3 server, a cache folder of the tests' own."""
 
 from __future__ import annotations
 
 import dataclasses
 import uuid
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,16 +19,26 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run import lifecycle
+from anchorfl.pipeline.run.lifecycle import Result, run
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.synthetic import SYNTHETIC
 from tests.made_concepts import with_concepts
+from tests.runs import quiet
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Keep tests off the user's cache; all share a cache, so that data are prepared once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANCHORFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, tmp_path_factory):
-    """No test reads or writes the user's cache or records; all share a cache, so that data are prepared once."""
+def _own_records(monkeypatch):
+    """Keep a test off the user's records, and off those of the test before: MLflow sets this variable itself."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +47,19 @@ def _same_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def made_up(tmp_path_factory):
+    """Return a maker of the folder of made-up raw files of a data set, by name, rows and seed; to be read only."""
+
+    @cache
+    def make(name: str, rows: int, seed: int) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        SYNTHETIC[name](folder, rows, seed)
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +74,7 @@ def _s3_server():
 
 @pytest.fixture
 def s3(monkeypatch, _s3_server):
-    """An empty bucket on an S3 server of our own, as ``s3://bucket``; the environment leads there."""
+    """Return an empty bucket on an S3 server of our own, as ``s3://bucket``; the environment leads there."""
     import boto3
 
     told = {"ACCESS_KEY_ID": "someone", "SECRET_ACCESS_KEY": "sesame", "DEFAULT_REGION": "us-east-1"}
@@ -81,9 +106,20 @@ def pictures(monkeypatch):
     monkeypatch.setattr(lifecycle, "_draw", DRAW)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory, _own_cache, _no_pictures):
+    """Return a maker of finished runs, one per experiment and session; their folders are to be read only."""
+
+    @cache
+    def make(e: Experiment) -> Result:
+        return run(e, tmp_path_factory.mktemp("finished") / "run", quiet)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def experiment():
-    """A small experiment: 4 clients of a toy task, 3 per round, serial, no MLflow; keywords replace options."""
+    """Return a maker of small experiments: 4 clients of a toy task, 3 per round, serial; keywords are options."""
 
     def make(method="fedavg", task="toy-single", *, seed=1, options=None, **sections) -> Experiment:
         base = Experiment(

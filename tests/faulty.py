@@ -46,7 +46,7 @@ class FaultyTrainer(AveragingTrainer):
 
 
 def harmed(weights, kind):
-    """The weights as a faulty client sends them; or no return at all."""
+    """Return the weights as a faulty client sends them; or do not return at all."""
     name, first = next(iter(weights.items()))
     match kind:
         case "exit":

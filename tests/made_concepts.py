@@ -17,7 +17,7 @@ WIDTH = 6
 
 
 def with_concepts(e: Experiment) -> Experiment:
-    """The experiment with prompts of its own and a text encoder whose random vectors lie in the cache."""
+    """Give an experiment prompts of its own and a text encoder whose random vectors lie in the cache."""
     prompts = "a {name} | one {name} | the {name} | {name}"
     embeddings = dataclasses.replace(e.class_embeddings, encoder="made-up/encoder", prompts=prompts)
     e = dataclasses.replace(e, class_embeddings=embeddings)

@@ -1,9 +1,11 @@
-"""A saved BERT of two layers with random weights, made here; nothing is fetched."""
+"""A saved BERT of two layers with random weights, made here; nothing is fetched. And a machine without libraries."""
 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
+from importlib import metadata
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ def transformers_or_skip():
 
 
 def saved_bert(place, seed=5):
-    """The folder of such a model, with dropout that evaluation must turn off."""
+    """Save such a model, with dropout that evaluation must turn off; return its folder."""
     transformers = transformers_or_skip()
     config = transformers.BertConfig(
         vocab_size=len(WORDS), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
@@ -38,7 +40,7 @@ def saved_bert(place, seed=5):
 
 
 def states(folder, texts):
-    """Last hidden states [M, L, D] of the folder's model and mask [M, L], as NumPy has them."""
+    """Return last hidden states [M, L, D] of the folder's model and mask [M, L], as arrays."""
     transformers = transformers_or_skip()
     network = transformers.BertModel.from_pretrained(folder).eval()
     batch = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
@@ -48,3 +50,19 @@ def states(folder, texts):
 
 def asked_of(folder, **changed):
     return replace(ConceptRequest(WORDS_C, PROMPTS, str(folder)), **changed)
+
+
+def without_library(monkeypatch):
+    """Hide transformers, open_clip and every installed version."""
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    for name in ("transformers", "open_clip"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def never(*_, **__):
+    """Stand in for what must not be called."""
+    raise AssertionError("called")

@@ -1,4 +1,4 @@
-"""What the tests of findings share."""
+"""Checks of the findings: a file with some content, and a reader that refuses it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.fuzz.promise import keep
 
 
 def refused(read, *words):
-    """The promise, and that the line holds these words."""
+    """Check the promise, and that the line holds these words."""
     said = keep("findings", read)
     assert said
     for word in words:
@@ -14,7 +14,7 @@ def refused(read, *words):
 
 
 def file(folder, name, data):
-    """A file with this content."""
+    """Write a file with this content."""
     path = folder / name
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return path

@@ -68,7 +68,7 @@ def insert(place: int, what: bytes) -> Change:
 
 
 def field(place: int, token: str) -> Change:
-    """A word or number replaced."""
+    """Replace a word or number."""
 
     def change(data: bytes) -> bytes:
         found = list(_FIELD.finditer(data[: 1 << 20]))
@@ -81,7 +81,7 @@ def field(place: int, token: str) -> Change:
 
 
 def line(place: int, how: str) -> Change:
-    """A line left out, there twice, moved to the end, emptied, or without its last field."""
+    """Leave out a line, repeat it, move it to the end, empty it, or drop its last field."""
 
     def change(data: bytes) -> bytes:
         lines = data.splitlines(keepends=True) or [b""]
@@ -97,7 +97,7 @@ def line(place: int, how: str) -> Change:
 
 
 def whole(how: str) -> Change:
-    """The whole file in another coat."""
+    """Change the encoding or packing of the whole file."""
 
     def change(data: bytes) -> bytes:
         return {
@@ -165,7 +165,7 @@ def _replaced(tree: Any, places: list[int], value: Any, how: str) -> Any:
 
 
 def jsonwise() -> st.SearchStrategy[Change]:
-    """A value inside a JSON text, or inside a JSON line of several, changed."""
+    """Change a value inside a JSON text, or inside a JSON line of several."""
 
     def make(place: int, places: list[int], value: Any, how: str) -> Change:
         def change(data: bytes) -> bytes:
@@ -189,7 +189,7 @@ def jsonwise() -> st.SearchStrategy[Change]:
 
 
 def headwise() -> st.SearchStrategy[Change]:
-    """A safetensors file: a value in its header changed, or another length before the header."""
+    """Change a value in the header of a safetensors file, or the length before it."""
 
     def make(inner: Change, length: int | None) -> Change:
         def change(data: bytes) -> bytes:
@@ -204,12 +204,12 @@ def headwise() -> st.SearchStrategy[Change]:
 
 
 def within_gzip(inner: st.SearchStrategy[Change]) -> st.SearchStrategy[Change]:
-    """The same to what a gzip file holds."""
+    """Do the same to what a gzip file holds."""
     return inner.map(lambda change: lambda data: gzip.compress(change(gzip.decompress(data)), 1, mtime=0))
 
 
 def changes(name: str) -> st.SearchStrategy[list[Change]]:
-    """One change or a few to a file of that name."""
+    """Draw one change or a few to a file of that name."""
     one = bytewise()
     if name.endswith((".json", ".jsonl", ".json.gz")):
         one = st.one_of(jsonwise(), jsonwise(), one)
@@ -221,7 +221,7 @@ def changes(name: str) -> st.SearchStrategy[list[Change]]:
 
 
 def changed(data: bytes, some: list[Change]) -> bytes:
-    """All of them, one after the other; one that no longer fits (a gzip file that is none any more) is left out."""
+    """Apply all changes in order; leave out one that no longer fits (a gzip file that is none any more)."""
     for change in some:
         try:
             data = change(data)

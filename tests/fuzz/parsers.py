@@ -54,11 +54,11 @@ class Bench:
             self.restore()
 
     def case(self) -> st.SearchStrategy[tuple[Path, list[Callable[[bytes], bytes]]]]:
-        """A file and what is done to it."""
+        """Draw a file and what is done to it."""
         return st.sampled_from(self.targets).flatmap(lambda path: st.tuples(st.just(path), changes(path.name)))
 
     def check(self, path: Path, data: bytes | None) -> str:
-        """The promise, with ``data`` in place of a file; None: without the file. What refused it, or ""."""
+        """Check the promise with ``data`` in place of a file (None: without it); return the refusal, or ""."""
         try:
             path.unlink() if data is None else path.write_bytes(data)
             if self.parser.hint is not None:
@@ -73,7 +73,7 @@ class Bench:
             self.restore()
 
     def _kept(self, path: Path, data: bytes | None) -> str:
-        """Where a failing input was kept, and how it begins."""
+        """Keep a failing input where that is asked for; return how it begins."""
         folder = os.environ.get("ANCHORFL_FINDINGS", "")
         if folder and data is not None:
             place = Path(folder) / self.parser.name
@@ -82,7 +82,7 @@ class Bench:
         return f"{data[:200]!r} ({len(data)} bytes)" if data is not None else "missing"
 
     def restore(self) -> None:
-        """All valid files, and nothing else."""
+        """Restore all valid files, and nothing else."""
         for path in self.inputs.rglob("*"):
             if path.is_file() and path not in self.valid:
                 path.unlink()
@@ -94,6 +94,6 @@ class Bench:
         self.made.mkdir()
 
     def check_changed(self, drawn: tuple[Path, list[Callable[[bytes], bytes]]]) -> None:
-        """The promise for a case of ``case``."""
+        """Check the promise for a case of ``case``."""
         path, some = drawn
         self.check(path, changed(self.valid[path], some))

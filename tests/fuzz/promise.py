@@ -1,4 +1,4 @@
-"""What every parser promises about any input: it reads it, or says in one line what is wrong; soon, in bounded memory,
+"""The promise of every parser about any input: it reads it, or says in one line what is wrong; soon, in bounded memory,
 and with nothing left behind.
 """
 
@@ -44,7 +44,7 @@ class HangError(BaseException):
 
 @dataclass
 class Tally:
-    """What the cases of a parser came to; seconds of computing."""
+    """The cases of a parser by outcome; seconds of computing."""
 
     cases: int = 0
     read: int = 0
@@ -87,7 +87,7 @@ def keep(parser: str, read: Callable[[], object], watched: Path | None = None, n
 
 
 def listing(folder: Path | None) -> set[tuple[str, int]]:
-    """Every file below a folder with its size, but those that are no output."""
+    """Return every file below a folder with its size, but those that are no output."""
     if folder is None:
         return set()
     found = (path for path in folder.rglob("*") if path.is_file() and not set(path.parts) & {*IGNORED})
@@ -96,7 +96,7 @@ def listing(folder: Path | None) -> set[tuple[str, int]]:
 
 @contextmanager
 def limits() -> Iterator[None]:
-    """A block with an end in time and in memory."""
+    """End the block after some time and beyond some memory."""
 
     def late(number: int, frame: object) -> None:
         raise HangError(f"no answer within {SECONDS} s of computing" if number == signal.SIGPROF else "no answer")
@@ -120,7 +120,7 @@ def limits() -> Iterator[None]:
 
 @contextmanager
 def unraisable(found: list[object]) -> Iterator[None]:
-    """A block whose exceptions in callbacks, which C code can only print, are collected."""
+    """Collect the block's exceptions in callbacks, which C code can only print."""
     old = sys.unraisablehook
     sys.unraisablehook = lambda what: found.append(f"{what.exc_type.__name__}: {what.exc_value}")
     try:

@@ -19,14 +19,11 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage import checkpoint
 from anchorfl.tasks.options import TaskOptions
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
+from tests.runs import quiet
 
 
 def small(method: str = "fedavg", kept: int = 1, **more: object) -> Experiment:
-    """Three clients, two rounds, in this process. kept: checkpoints; with one, nothing hides that it is refused."""
+    """Make an experiment of 3 clients and 2 rounds. kept: checkpoints; with one, nothing hides that it is refused."""
     values: dict[str, object] = {
         "task": TaskOptions(
             name="toy-single", clients=3, classes_per_client=2, min_count=1, max_tokens=16, validation=0.1
@@ -45,14 +42,14 @@ def small(method: str = "fedavg", kept: int = 1, **more: object) -> Experiment:
 
 
 def finished(folder: Path, method: str = "fedavg", **more: object) -> Path:
-    """The folder of a finished run; without what no one reads."""
+    """Finish a run; return its folder without what no one reads."""
     run(small(method, **more), folder, quiet)
     shutil.rmtree(folder / "report")
     return folder
 
 
 def unfinished(folder: Path, kept: int = 1) -> Path:
-    """One that was killed after its last round, before its result."""
+    """Make a run that was killed after its last round, before its result."""
     finished(folder, kept=kept)
     for name in ("model", "result.json", "partition.json", "per_class.csv"):
         path = folder / name
@@ -63,7 +60,7 @@ def unfinished(folder: Path, kept: int = 1) -> Path:
 
 
 def seal(index: Path) -> None:
-    """The checksum of a checkpoint's changed index set right, as one would who wants it read."""
+    """Correct the checksum of a checkpoint's changed index, as one would who wants it read."""
     content = json.loads(index.read_text())
     content.pop("sha256", None)
     index.write_text(json.dumps(content | {"sha256": checkpoint.seal(content)}))
@@ -75,7 +72,7 @@ MEASURED = re.compile(
 
 
 def settle(folder: Path) -> None:
-    """What differs from run to run and from machine to machine in the records below a folder, made the same: a change
+    """Make the same, in the records below a folder, what differs from run to run and from machine to machine: a change
     at the n-th byte is the same change everywhere.
     """
     for path in (path for name in ("run.json", "result.json", "metrics.jsonl") for path in folder.rglob(name)):

@@ -171,7 +171,7 @@ def test_records_of_no_round(run, line):
 
 
 def test_a_message_is_one_line_of_plain_text(tmp_path, capsys):
-    """What a file holds is quoted, and could move the cursor or fill the screen."""
+    """Text of a file is quoted, and could move the cursor or fill the screen."""
     name = "\x1b[2J\r\n" + "a" * 5000
     path = file(tmp_path, "a.toml", f"extends = {json.dumps(name)}\n")
     assert run_main(["run", str(path)]) == 2

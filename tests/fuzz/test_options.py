@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -10,7 +9,7 @@ from anchorfl.pipeline.config.federations import Catalog
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import PRESETS, read_preset, shipped_toml
 from tests.fuzz.mutations import TOKENS, VALUES
-from tests.fuzz.parsers import Bench, Parser
+from tests.fuzz.parsers import Parser
 from tests.fuzz.promise import QUICK, keep
 
 SHIPPED = ("digits/fedalign", "r8-8/fedalign", "voc07/fedalc")
@@ -27,17 +26,6 @@ def read(folder, made):
         read_preset(str(path))
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    return Bench(Parser("preset", write, read), tmp_path_factory.mktemp("presets"))
-
-
-@QUICK
-@given(data=st.data())
-def test_a_changed_preset_is_read_or_refused(bench, data):
-    bench.check_changed(data.draw(bench.case()))
-
-
 def write_parts(folder):
     for name in ("r8-8", "fedalign"):
         text = (PRESETS / f"{name}.toml").read_text()
@@ -51,15 +39,13 @@ def read_parts(folder, made):
         catalog.read(name)
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    return Bench(Parser("preset", write_parts, read_parts), tmp_path_factory.mktemp("parts"))
+PARSERS = [Parser("preset", write, read), Parser("preset", write_parts, read_parts)]
 
 
 @QUICK
 @given(data=st.data())
-def test_a_changed_federation_or_paper_is_read_or_refused(parts, data):
-    parts.check_changed(data.draw(parts.case()))
+def test_a_changed_preset_federation_or_paper_is_read_or_refused(bench, data):
+    bench.check_changed(data.draw(bench.case()))
 
 
 SECTIONS = ("task", "method", "model", "federation", "optimizer", "evaluation", "cluster", "tracking")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -14,7 +13,7 @@ from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular.inspect import inspect_table
-from tests.fuzz.parsers import Bench, Parser
+from tests.fuzz.parsers import Parser
 from tests.fuzz.promise import QUICK, keep
 from tests.tasks.own_tables import trees
 
@@ -71,11 +70,6 @@ PARSERS = [
            lambda f, m: read("t.parquet", f, m, input_columns="path", on_bad_row="skip"),
            tuple(f"*.{kind}" for kind in KINDS)),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=PARSERS, ids=lambda p: p.name)
-def bench(request, tmp_path_factory):
-    return Bench(request.param, tmp_path_factory.mktemp("own"))
 
 
 @QUICK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +11,7 @@ from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.synthetic import SYNTHETIC
-from tests.fuzz.parsers import Bench, Parser
+from tests.fuzz.parsers import Parser
 from tests.fuzz.promise import QUICK
 
 ROWS = {"flair": 30, "femnist": 50, "r8": 28, "pamap2": 9, "mimic3-50": 60, "extrasensory": 60}
@@ -48,11 +47,7 @@ def write(name, folder):
     SYNTHETIC[name](folder, ROWS.get(name, 24), 3)
 
 
-@pytest.fixture(scope="module", params=FORMATS)
-def bench(request, tmp_path_factory):
-    name = request.param
-    parser = Parser(name, partial(write, name), partial(read, name), FORMATS[name])
-    return Bench(parser, tmp_path_factory.mktemp(name))
+PARSERS = [Parser(name, partial(write, name), partial(read, name), files) for name, files in FORMATS.items()]
 
 
 @QUICK

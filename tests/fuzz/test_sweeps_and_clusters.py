@@ -1,4 +1,4 @@
-"""What a sweep is resumed and reported from, and ``cluster.yaml``."""
+"""The files that a sweep is resumed and reported from, and ``cluster.yaml``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 import time
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +20,7 @@ from anchorfl.tuning.search.search_space import Choice, Range
 from anchorfl.tuning.sweep.plan import SweepPlan, load_plan
 from anchorfl.tuning.sweep.report import write_report
 from anchorfl.tuning.sweep.sweep import LEDGER, read_sweep
-from tests.fuzz.parsers import Bench, Parser
+from tests.fuzz.parsers import Parser
 from tests.fuzz.promise import QUICK
 
 SHIPPED = Path(__file__).resolve().parents[2] / "cluster.yaml"
@@ -69,11 +68,6 @@ PARSERS = [
     Parser("sweep", sweep, report),
     Parser("cluster.yaml", lambda folder: (folder / "cluster.yaml").write_bytes(SHIPPED.read_bytes()), check),
 ]
-
-
-@pytest.fixture(scope="module", params=PARSERS, ids=lambda p: p.name)
-def bench(request, tmp_path_factory):
-    return Bench(request.param, tmp_path_factory.mktemp("sweep"))
 
 
 @QUICK

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -18,9 +17,10 @@ from anchorfl.models.language import from_language_model
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.corpus.cooccurrence import count_names
 from anchorfl.tasks.corpus.counting import Scanner
-from tests.fuzz.parsers import Bench, Parser
+from tests.fuzz.parsers import Parser
 from tests.fuzz.promise import QUICK
-from tests.fuzz.runs import quiet, small
+from tests.fuzz.runs import small
+from tests.runs import quiet
 from tests.tiny_bert import saved_bert
 
 TABLE = "label,ash,beech,elm\nash,3,1,0.5\nbeech,1,2,nan\nelm,0.5,,4\n"
@@ -52,7 +52,7 @@ def cached(folder):
 
 
 def from_cache(folder, made):
-    """A cache that cannot be used is said and made again: never an error of another kind."""
+    """Read cached vectors: a cache that cannot be used is said and made again, never an error of another kind."""
     said = []
     for path in folder.glob("names-*.npz"):
         name_cache.load(path, "0" * 64, said.append)
@@ -93,11 +93,6 @@ PARSERS = [
     Parser("cached vectors", cached, from_cache),
     Parser("corpus", corpus, count),
 ]
-
-
-@pytest.fixture(scope="module", params=PARSERS, ids=lambda p: p.name)
-def bench(request, tmp_path_factory):
-    return Bench(request.param, tmp_path_factory.mktemp("names"))
 
 
 @QUICK

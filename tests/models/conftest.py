@@ -1,4 +1,4 @@
-"""What the tests of label names share."""
+"""A tiny BERT and a maker of graphs, for the tests of class names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.tiny_bert import saved_bert
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Return the folder of a tiny BERT, to be read only."""
+    return saved_bert(tmp_path_factory.mktemp("bert"))
+
 
 @pytest.fixture
 def graph():
-    """Makes the symmetric weights [K, K] of a graph out of its edges (node, node, weight)."""
+    """Return a maker of the symmetric weights [K, K] of a graph out of its edges (node, node, weight)."""
 
     def make(*edges: tuple[int, int, float], nodes: int) -> npt.NDArray[np.float64]:
         weight_KK = np.zeros((nodes, nodes))

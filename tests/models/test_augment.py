@@ -20,7 +20,7 @@ def rng(seed=0):
 
 
 def cuts(x_CHW, padding, vertical, horizontal):
-    """Every image that a crop and the flips can give, by slices, as bytes -> (top, left, turned over, mirrored)."""
+    """Return every image that a crop and the flips can give, by slices: bytes -> (top, left, turned over, mirrored)."""
     _, height, width = x_CHW.shape
     padded = np.pad(x_CHW, ((0, 0), (padding, padding), (padding, padding)))
     out = {}
@@ -48,7 +48,7 @@ def test_every_image_is_one_of_its_cuts(dtype, vertical, horizontal, padding):
 
 
 def test_draws_are_even():
-    """Of 20,000 draws each of the 9 places of a side and each side of a flip has its share."""
+    """Each of the 9 places of a side and each side of a flip has its share of 20,000 draws."""
     x = torch.arange(1, 101, dtype=torch.uint8).view(1, 1, 10, 10).expand(20_000, 1, 10, 10)
     got = augment(x, rng(), 4, vertical=False)
     middle = got[:, 0, 4:6, 4:6].long()  # inside the image whatever the crop

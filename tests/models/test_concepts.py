@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from dataclasses import replace
 from importlib import metadata
 
@@ -17,24 +16,17 @@ import torch
 from anchorfl.models import concepts as module
 from anchorfl.models.concepts import load_concepts, save_concepts
 from anchorfl.models.label_names import NamesError
-from tests.tiny_bert import PROMPTS, WIDTH, WORDS_C, asked_of, saved_bert, states, transformers_or_skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return saved_bert(tmp_path_factory.mktemp("bert"))
-
-
-def without_library(monkeypatch):
-    """As on a machine where neither transformers nor open_clip is installed."""
-
-    def missing(_):
-        raise metadata.PackageNotFoundError
-
-    monkeypatch.setattr(metadata, "version", missing)
-    for name in ("transformers", "open_clip"):
-        monkeypatch.setitem(sys.modules, name, None)
-
+from tests.tiny_bert import (
+    PROMPTS,
+    WIDTH,
+    WORDS_C,
+    asked_of,
+    never,
+    saved_bert,
+    states,
+    transformers_or_skip,
+    without_library,
+)
 
 # --- the vectors
 
@@ -138,10 +130,6 @@ def test_another_version_of_the_library_makes_nothing_again(folder, tmp_path, mo
     again = load_concepts(asked_of(folder), tmp_path)
     assert torch.equal(again.vectors_CMD, first.vectors_CMD)
     assert again.made_by == first.made_by != "transformers 0"
-
-
-def never(*_):
-    raise AssertionError("called")
 
 
 def test_other_weights_in_the_folder_make_them_again_and_other_times_do_not(folder, tmp_path):

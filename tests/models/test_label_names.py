@@ -26,6 +26,7 @@ from anchorfl.models.label_names import (
     skip_gram,
     walks,
 )
+from tests.tiny_bert import never, without_library
 
 Graph = Callable[..., npt.NDArray[np.float64]]
 
@@ -36,24 +37,12 @@ R8 = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
 
 
 def cliques() -> NameGraph:
-    """Two cliques of four names with one thin edge between them, and two names without an edge."""
+    """Make two cliques of four names with one thin edge between them, and two names without an edge."""
     weight_KK = np.zeros((10, 10))
     weight_KK[:4, :4] = weight_KK[4:8, 4:8] = 1.0
     weight_KK[3, 4] = weight_KK[4, 3] = 0.01
     np.fill_diagonal(weight_KK, 0.0)
     return NameGraph(("a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "lone", "other"), weight_KK)
-
-
-def never(*_: object, **__: object) -> npt.NDArray[np.float32]:
-    """Stand-in for what must not be called."""
-    raise AssertionError("called")
-
-
-def write(folder: Path, text: str) -> Path:
-    """A table file."""
-    path = folder / "table.csv"
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 # --- training
@@ -123,7 +112,8 @@ def test_a_vector_does_not_depend_on_the_order_or_choice_of_classes() -> None:
 
 
 def test_class_of_nothing_but_nan_keeps_a_random_vector_of_the_same_scale(tmp_path: Path) -> None:
-    path = write(tmp_path, "label,a,b,c\na,1,2,nan\nb,2,1,nan\nc,nan,nan,nan\n")
+    path = tmp_path / "table.csv"
+    path.write_text("label,a,b,c\na,1,2,nan\nb,2,1,nan\nc,nan,nan,nan\n")
     result = from_cooccurrence(read_table(path), ("c", "a", "b"), width=8, seed=1, cache=None, training=SMALL)
     assert result.without_edge == ("c",)
     norm_C = result.vectors_CD.norm(dim=1)
@@ -161,11 +151,7 @@ def test_bad_requests_are_named(monkeypatch: pytest.MonkeyPatch, graph: Graph) -
         from_cooccurrence(table, ("earn",), width=0, seed=0, cache=None)
     with pytest.raises(NamesError, match=r"length=0.*; give at least 1 for every value"):
         from_cooccurrence(table, ("earn",), width=4, seed=0, cache=None, training=SkipGramOptions(length=0))
-
-    def missing(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", missing)
+    without_library(monkeypatch)
     with pytest.raises(NamesError, match=r"gensim is not installed; run pip install gensim"):
         from_cooccurrence(table, ("earn",), width=4, seed=0, cache=None)
 
@@ -205,7 +191,7 @@ def test_whatever_changes_the_vectors_changes_the_digest(monkeypatch: pytest.Mon
     assert len(set(digests)) == len(digests) == 11
 
 
-def test_damaged_cache_is_said_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_cache_is_said_and_replaced(tmp_path: Path) -> None:
     """Every byte of the file in turn: either it does not matter, or the file is refused."""
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     heard: list[str] = []

@@ -18,25 +18,15 @@ from anchorfl.models.label_names import NamesError
 from anchorfl.models.language import from_language_model
 from anchorfl.models.text_encoders import mean_states
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
-from tests.tiny_bert import WORDS, saved_bert
+from tests.tiny_bert import WORDS, never, states, without_library
 
 NAMES = ("lying_down", "sitting", "of")
 PROMPTS = ("{name}", "a photo of {name}.")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return saved_bert(tmp_path_factory.mktemp("bert"))
-
-
 def by_hand(folder, text):
-    """Mean of the last hidden states of one text, alone and so without padding."""
-    import transformers
-
-    network = transformers.BertModel.from_pretrained(folder).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    with torch.no_grad():
-        return network(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy()
+    """Return the mean of the last hidden states of one text, alone and so without padding."""
+    return states(folder, [text])[0][0].mean(0)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -65,9 +55,6 @@ def test_padding_is_left_out_of_the_mean():
 
 
 def test_second_start_loads_no_model(folder, tmp_path, monkeypatch):
-    def never(*_):
-        raise AssertionError("called")
-
     first = from_language_model(NAMES, model=str(folder), cache=tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [f"names-{first.digest[:16]}.npz"]
     heard = []
@@ -130,14 +117,10 @@ def test_pickled_weights_are_refused(folder, tmp_path):
 
 
 def test_without_the_extra_it_is_named(monkeypatch):
-    def missing(_):
-        raise metadata.PackageNotFoundError
-
-    monkeypatch.setattr(metadata, "version", missing)
+    without_library(monkeypatch)
     with pytest.raises(NamesError, match=re.escape("need the extra 'plm': pip install 'anchorfl[plm]'")):
         from_language_model(NAMES, model="any", cache=None)
     monkeypatch.setattr(metadata, "version", lambda _: "0")
-    monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(NamesError, match=re.escape("need the extra 'plm': pip install 'anchorfl[plm]'")):
         from_language_model(NAMES, model="any", cache=None)
 

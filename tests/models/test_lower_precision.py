@@ -18,7 +18,7 @@ CLOSE = {"rtol": 0.0, "atol": 0.02}
 
 
 def twins():
-    """A sparse encoder, its copy in bfloat16, and inputs."""
+    """Make a sparse encoder, its copy in bfloat16, and inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         plain = SparseEncoder(40, 32, 64, 0.0, MaskSource(), 0.5)
@@ -82,7 +82,7 @@ def whole(*shape, rng):
 
 @pytest.mark.parametrize("rows", [1, ROWS - 1, ROWS, ROWS + 1, 3 * ROWS - 5])
 def test_rows_that_fill_up_a_product_change_nothing(rows):
-    """Where bfloat16 is exact the products and both gradients are float32's to the bit, whatever the number of rows."""
+    """The products and both gradients are float32's to the bit where bfloat16 is exact, whatever the number of rows."""
     rng = torch.Generator().manual_seed(rows)
     plain = nn.Linear(6, 5)
     with torch.no_grad():

@@ -12,15 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchorfl.models.label_names import (
-    NameGraph,
-    NamesError,
-    read_table,
-)
+from anchorfl.models.label_names import NameGraph, NamesError, read_table
 
 
 def write(folder: Path, text: str) -> Path:
-    """A table file."""
+    """Write a table file."""
     path = folder / "table.csv"
     path.write_text(text, encoding="utf-8")
     return path
@@ -96,7 +92,7 @@ def test_missing_unreadable_and_binary_tables_are_named(tmp_path: Path) -> None:
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """Names that a table may hold (commas, quotes, line breaks, ...) and symmetric values, nan among them."""
+    """Draw names that a table may hold (commas, quotes, line breaks, ...) and symmetric values, nan among them."""
     text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6)
     names = draw(
         st.lists(text, min_size=1, max_size=5, unique_by=lambda n: "".join(n.split()).casefold()).filter(

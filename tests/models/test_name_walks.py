@@ -9,10 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from anchorfl.models.label_names import (
-    skip_gram,
-    walks,
-)
+from anchorfl.models.label_names import skip_gram, walks
 
 Graph = Callable[..., npt.NDArray[np.float64]]
 

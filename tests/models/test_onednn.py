@@ -18,7 +18,7 @@ ROUNDING = 2e-6
 
 
 def pair(n_in, n_out, *, bias=True):
-    """A plain layer and its twin by oneDNN, with equal parameters."""
+    """Make a plain layer and its twin by oneDNN, with equal parameters."""
     plain = nn.Linear(n_in, n_out, bias=bias)
     twin = nn.Sequential(copy.deepcopy(plain))
     use_onednn(twin)
@@ -26,7 +26,7 @@ def pair(n_in, n_out, *, bias=True):
 
 
 def close(got, terms_a, terms_b):
-    """Whether ``got`` is a @ b in float64 up to rounding."""
+    """Return True where ``got`` is a @ b in float64 up to rounding."""
     want, size = terms_a @ terms_b, np.abs(terms_a) @ np.abs(terms_b)
     return bool((np.abs(got.detach().numpy() - want) <= ROUNDING * size + 1e-12).all())
 

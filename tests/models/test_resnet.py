@@ -37,7 +37,7 @@ def images(*shape, seed=0, dtype=torch.float32):
 
 
 def stirred(module, seed=0):
-    """The module in float64, every weight and statistic away from its first value."""
+    """Move every weight and statistic of a module away from its first value, in float64."""
     rng = torch.Generator().manual_seed(seed)
     module = module.double()
     for name, value in module.state_dict().items():
@@ -48,7 +48,7 @@ def stirred(module, seed=0):
 
 
 def by_hand(weights, x, kind, training):
-    """The normalization with these weights, written out."""
+    """Compute the normalization with these weights, written out."""
     if kind == "group":
         g = x.reshape(len(x), min(32, x.shape[1] // 2), -1)
         g = (g - g.mean(2, keepdim=True)) / (g.var(2, unbiased=False, keepdim=True) + 1e-5).sqrt()
@@ -66,7 +66,7 @@ def part(weights, prefix):
 
 
 def block_by_hand(weights, x, stride, kind, training):
-    """One block: where its stride is, is the point (the 3x3 of a bottleneck, the first 3x3 of a basic block)."""
+    """Compute one block. Its stride is in the 3x3 of a bottleneck, in the first 3x3 of a basic block."""
     convs = sum(name.startswith("conv") for name in weights)
     h = x
     for i, (padding, step) in enumerate([(1, stride), (1, 1)] if convs == 2 else [(0, 1), (1, stride), (0, 1)], 1):

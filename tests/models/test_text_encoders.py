@@ -16,12 +16,7 @@ import torch
 from anchorfl.models.concepts import ConceptRequest, encode_concepts, load_concepts
 from anchorfl.models.label_names import NamesError
 from anchorfl.models.text_encoders import text_encoder
-from tests.tiny_bert import PROMPTS, WORDS, WORDS_C, asked_of, saved_bert, states, transformers_or_skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return saved_bert(tmp_path_factory.mktemp("bert"))
+from tests.tiny_bert import PROMPTS, WORDS, WORDS_C, asked_of, states, transformers_or_skip
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -38,7 +33,7 @@ def test_first_token_is_the_first_real_one(folder, tmp_path, side):
 
 
 def saved_clip(place, folder):
-    """A CLIP of one layer with a projection to 6 numbers, and the tokenizer of the other model."""
+    """Save a CLIP of one layer with a projection to 6 numbers, and the tokenizer of the other model."""
     transformers = transformers_or_skip()
     text = {
         "vocab_size": len(WORDS), "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
@@ -93,7 +88,7 @@ class Tower(torch.nn.Module):
 
 @pytest.fixture
 def fake_clip(monkeypatch):
-    """Has the two functions that are used; tells how it was called."""
+    """Put a module with the two functions that are used in place of open_clip; return the list of its calls."""
     calls = []
 
     def create_model(name, **options):

@@ -21,7 +21,7 @@ def rng(seed=0):
 
 
 def small(kind, seed=1, dropout=0.0):
-    """The encoder that ``build`` makes, with every bias moved off its initial zero."""
+    """Build the encoder with every bias moved off its initial zero."""
     options = ModelOptions(width=WIDTH, heads=HEADS, feedforward=HIDDEN, dropout=dropout)
     shape = (LENGTH,) if kind == "tokens" else (LENGTH, FEATURES)
     encoder = build(

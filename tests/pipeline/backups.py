@@ -1,4 +1,4 @@
-"""What the tests of copies of run folders share."""
+"""Copies of run folders: their files, the round that they stand at, and a store that does not answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import hashlib
 import json
 from pathlib import Path
 
-import anchorfl.pipeline.run.round_loop
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
 
 
 def backed_up(e, backup):
@@ -21,43 +16,28 @@ def backed_up(e, backup):
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All files of a folder that are no matter of this machine alone, as the checkpoint before the last is."""
-    found = {
-        p.relative_to(folder).as_posix(): p.read_bytes()
-        for p in folder.rglob("*")
-        if p.is_file() and not p.name.startswith(".")
+    """Return the files of a run or sweep that a copy has, by name: not locks, drafts, older checkpoints of a run."""
+    found = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
+    named = {
+        index.parent / entry["file"]
+        for index in found
+        if index.name == "checkpoint.json"
+        for entry in json.loads(found[index])["parts"].values()
     }
-    index = found.get("checkpoint/checkpoint.json")
-    named = {"checkpoint.json"} | {e["file"] for e in json.loads(index)["parts"].values()} if index else set()
-    before = {name for name in found if name.startswith("checkpoint/") and name.split("/")[1] not in named}
-    return {name: data for name, data in found.items() if name not in before}
+    return {
+        p.relative_to(folder).as_posix(): data
+        for p, data in found.items()
+        if p.parent.name != "checkpoint" or p.name == "checkpoint.json" or p in named
+    }
 
 
 def contents(place: str) -> dict[str, bytes]:
+    """Return every file of a copy by name."""
     return {name: object_store.read_bytes(object_store.join(place, name)) for name in object_store.sizes(place)}
 
 
-def rows(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line["metrics"].items() if not k.startswith(("time/", "system/"))} | {"round": line["round"]}
-        for line in lines
-    ]
-
-
-def stop_at(monkeypatch, round_: int) -> None:
-    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
-
-    def interrupted(self, number):
-        if number == round_:
-            raise KeyboardInterrupt
-        plain(self, number)
-
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
-
-
 def whole(content: dict[str, bytes]) -> int:
-    """The round that a copy can go on after, -1 for none; fails where it is not whole."""
+    """Return the round that a copy can go on after, -1 for none; fail where it is not whole."""
     if "checkpoint/checkpoint.json" not in content:
         assert "result.json" not in content
         return -1

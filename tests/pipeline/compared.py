@@ -1,4 +1,4 @@
-"""What the tests of the compared methods share: a small network with its NumPy twin, a client for it, clients of ragged
+"""Pieces of the tests of compared methods: a small network with its NumPy twin, a client for it, clients of ragged
 texts, and whole federations on the toy tasks.
 
 Shape suffixes: N rows, F features, D width, C classes.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -26,33 +28,24 @@ from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.pipeline.training.sampling import select
 from anchorfl.tasks.contract import Card, ClientData, Objective
+from tests.pipeline.ragged import LENGTH, PLAIN, SAVINGS, WORDS
+from tests.pipeline.ragged import client as texts
+from tests.runs import nobody, quiet
 
 N, F, D, C = 12, 5, 3, 4
 AWARE = torch.tensor([True, True, False, False])
 SHAPES = {"encoder.0.weight": (D, F), "encoder.0.bias": (D,), "head.weight": (C, D), "head.bias": (C,)}
 """Every tensor of ``dense``, in the order in which it is sent."""
-WORDS, LENGTH, KEYS = 15, 12, "encoder.layer.qkv.bias"
-PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, microbatch_tokens=0)
-SAVINGS = [
-    replace(PLAIN, skip_zero_rows=True),
-    replace(PLAIN, microbatch_tokens=20),
-    replace(PLAIN, skip_zero_rows=True, microbatch_tokens=20),
-]
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
-def nobody(busy: int, done: int, failed: int) -> None:
-    """Nobody watches."""
+KEYS = "encoder.layer.qkv.bias"
+WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
+"""Plain SGD whose step is on all rows of the client."""
 
 
 # ------------------------------------------------------------------------------- a network that NumPy computes, float64
 
 
 def dense(head: nn.Module | None = None) -> Classifier:
-    """tanh(x A' + a) W' + b, with weights large enough to bend; or another head on that encoder."""
+    """Return tanh(x A' + a) W' + b, with weights large enough to bend; or another head on that encoder."""
     model = Classifier(nn.Sequential(nn.Linear(F, D), nn.Tanh()), head or LinearHead(D, C), MaskSource()).double()
     rng = np.random.default_rng(11)
     with torch.no_grad():
@@ -62,13 +55,13 @@ def dense(head: nn.Module | None = None) -> Classifier:
 
 
 def elsewhere(weights, seed=5):
-    """Other weights of the same shapes, not far away."""
+    """Return other weights of the same shapes, not far away."""
     rng = np.random.default_rng(seed)
     return {name: value + 0.3 * torch.from_numpy(rng.normal(size=value.shape)) for name, value in weights.items()}
 
 
 def rows_of(kind="single", seed=0):
-    """A client of ``dense``. Single-label: the 5 rows of class 0 and the 3 of class 1 have their label, 4 have none."""
+    """Make a client of ``dense``. Single-label: 5 rows of class 0 and 3 of class 1 have their label, 4 have none."""
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.normal(size=(N, F)))
     if kind == "single":
@@ -87,7 +80,7 @@ def server(model, cards):
 
 
 def started(method, kind="single", *, memory=None, options=PLAIN, state=None, model=None):
-    """The client half on a fresh ``dense``, or on ``model``, and the whole client as one mini-batch in two pieces."""
+    """Return the client half on a fresh ``dense``, or on ``model``, and the client as one mini-batch in two pieces."""
     card, data = rows_of(kind)
     model = (dense() if model is None else model).train()
     sent = method.begin(server(model, [card])) if state is None else state
@@ -97,12 +90,12 @@ def started(method, kind="single", *, memory=None, options=PLAIN, state=None, mo
 
 
 def arrays(tensors):
-    """Tensors as arrays of their own."""
+    """Copy tensors into arrays."""
     return {name: value.detach().numpy().copy() for name, value in tensors.items()}
 
 
 def gradient(local, micro_batches):
-    """Loss and gradients of one mini-batch, by the code under test."""
+    """Return loss and gradients of one mini-batch, by the code under test."""
     loss = float(local.gradients(micro_batches))
     return loss, {name: p.grad.numpy().copy() for name, p in local.model.named_parameters()}
 
@@ -121,7 +114,7 @@ def softmax(s_NC):
 
 
 def base_loss(kind, s_NC, data):
-    """FedAvg's loss of all rows as one mini-batch: softmax, or weighted sigmoid cross-entropy."""
+    """Return FedAvg's loss of all rows as one mini-batch: softmax, or weighted sigmoid cross-entropy."""
     y_NC, weight_NC = data.y_NC.numpy(), data.weight_NC.numpy()
     if kind == "single":
         return -(weight_NC * np.log(softmax(s_NC))).sum() / len(s_NC)
@@ -130,7 +123,7 @@ def base_loss(kind, s_NC, data):
 
 
 def slope(loss, w, step=1e-5):
-    """Gradient of ``loss(weights)`` by central differences; exact to about 1e-9 here."""
+    """Return the gradient of ``loss(weights)`` by central differences; exact to about 1e-9 here."""
     out = {}
     for name, value in w.items():
         out[name] = np.empty_like(value)
@@ -142,19 +135,62 @@ def slope(loss, w, step=1e-5):
     return out
 
 
+class Rule:
+    """An optimizer of the library over some arrays, in NumPy, by its documented rules."""
+
+    def __init__(self, options, names):
+        self.o, self.names, self.k = options, names, 0
+        self.first, self.second = ({name: np.zeros(SHAPES[name]) for name in names} for _ in range(2))
+
+    def step(self, w, gradient):
+        self.k += 1
+        for name in self.names:
+            d = gradient[name] + self.o.weight_decay * w[name]
+            if self.o.name == "adam":
+                self.first[name] = 0.9 * self.first[name] + 0.1 * d
+                self.second[name] = 0.999 * self.second[name] + 0.001 * d**2
+                root = np.sqrt(self.second[name] / (1 - 0.999**self.k)) + 1e-8
+                d = self.first[name] / (1 - 0.9**self.k) / root
+            elif self.o.momentum:
+                self.first[name] = d if self.k == 1 else self.o.momentum * self.first[name] + d
+                d = self.first[name]
+            w[name] = w[name] - self.o.lr * d
+
+
 def assert_close(got, want, bound):
     assert got.keys() == want.keys()
     for name, value in want.items():
         assert np.abs(np.asarray(got[name]) - value).max() < bound, name
 
 
+def assert_gradient(local, micro_batches, loss):
+    """Assert that the code under test computes ``loss(weights)`` and its gradient."""
+    at = arrays(local.model.state_dict())
+    got, slopes = gradient(local, micro_batches)
+    assert got == pytest.approx(loss(at), abs=1e-12)
+    assert_close(slopes, slope(loss, at), 1e-8)
+
+
 def shapes(message) -> dict[str, tuple[int, ...]]:
-    """What travels: path -> shape, in order."""
+    """Return path -> shape of what travels, in order."""
     return {path: tuple(t.shape) for path, t in messages.tensors(message)}
 
 
+def assert_wire(method, own=None, *, model=dense, sent=None, memory=None):
+    """Assert that the weights alone travel, down and up, and that a client keeps moments and ``own``: name -> shape."""
+    wire = [(f"weights/{name}", shape) for name, shape in (sent or SHAPES).items()]
+    assert list(shapes(method.begin(server(model(), []))).items()) == wire
+    got = fitted(method, memory=memory, model=model())
+    assert list(shapes(got.update).items()) == wire
+    kept = shapes(got.memory)
+    assert [(k, v) for k, v in kept.items() if not k.startswith("all.")] == list((own or {}).items())
+    assert {k.rsplit(".", 1)[1] for k in kept if k.startswith("all.")} == {"exp_avg", "exp_avg_sq", "step"}
+    reset = fitted(method, memory=memory, model=model(), options=replace(PLAIN, state="reset"))
+    assert shapes(reset.memory) == (own or {})
+
+
 def fitted(method, kind="single", *, memory=None, state=None, options=PLAIN, epochs=2, round_=1, seed=0, model=None):
-    """One client in one round; ``model``: the work-space."""
+    """Train one client for one round; ``model``: the work-space."""
     card, data = rows_of(kind, seed)
     model = dense() if model is None else model
     ctx = server(model, [card])
@@ -166,19 +202,6 @@ def fitted(method, kind="single", *, memory=None, state=None, options=PLAIN, epo
 # -------------------------------------------------------------------------------------------------------- ragged texts
 
 
-def texts(who=0, rows=60):
-    """Ragged rows of tokens, four of five unlabeled, so that some mini-batches of 8 have no labeled row."""
-    rng = np.random.default_rng(who)
-    length = torch.from_numpy(rng.integers(1, LENGTH + 1, size=rows))
-    x = torch.from_numpy(rng.integers(1, WORDS, size=(rows, LENGTH)).astype(np.int32))
-    x[torch.arange(LENGTH) >= length[:, None]] = 0
-    given = torch.from_numpy(rng.random(rows) < 0.2).float()[:, None]
-    y = torch.eye(C)[torch.from_numpy(rng.integers(2, size=rows))] * given
-    known = given.expand(rows, C).clone()
-    data = ClientData(x, y, known, Objective("single").weights(y, known), length)
-    return Card(who, rows, y.sum(0).long(), AWARE), data
-
-
 def network(dropout=0.0) -> Classifier:
     return build(
         ModelOptions(width=8, heads=2, feedforward=6, dropout=dropout), input_kind="tokens", shape=(LENGTH,),
@@ -187,15 +210,15 @@ def network(dropout=0.0) -> Classifier:
 
 
 def trained(method, options, *, dropout=0.0, double=False):
-    """Two rounds of two clients of texts, server and memories included; what the first sends in the second round. Two,
-    since the last network of a single client is the server's, and so is its control variate.
+    """Train two clients of texts for two rounds, server and memories included; return the first one's second update.
+    Two, since the last network of a single client is the server's, and so is its control variate.
     """
     one_thread()  # as in a run; small tensors gain nothing from more
     model, clients = network(dropout), [texts(0), texts(1)]
     model = model.double() if double else model
     ctx = server(model, [card for card, _ in clients])
     state, memories = method.begin(ctx), [method.first_memory(model) for _ in clients]
-    training = TrainingSpec(method, Objective("single"), options, 2, 5)
+    training = TrainingSpec(method, Objective("single"), options, 1, 5)
     for round_ in (1, 2):
         sent = method.broadcast(state, ctx)
         got = [fit(training, model, *clients[i], sent, memories[i], round_) for i in (0, 1)]
@@ -205,8 +228,8 @@ def trained(method, options, *, dropout=0.0, double=False):
 
 
 def gap(one, other):
-    """Largest difference of a sent tensor over its largest value, without the bias of the attention's keys, whose
-    gradient is rounding (tests/pipeline/training/test_local_training.py).
+    """Return the largest difference of a sent tensor over its largest value, without the bias of the attention's keys,
+    whose gradient is rounding (tests/pipeline/training/test_local_training.py).
     """
     worst, others = 0.0, dict(messages.tensors(other))
     for path, value in messages.tensors(one):
@@ -218,19 +241,20 @@ def gap(one, other):
 
 
 def assert_savings_agree(method):
-    """What a client sends in its second round under every saving: all of it in float64, weights to 1e-6 in float32."""
-    for double, bound in ((True, 1e-12), (False, 1e-6)):
+    """Assert that a client sends the same in its second round under every saving; in float32 weights alone, to 1e-6."""
+    for double, bound, savings in ((True, 1e-12, SAVINGS), (False, 1e-6, ["both"])):
         plain = trained(method, PLAIN, double=double)
-        for options in SAVINGS:
-            fast = trained(method, options, double=double)
+        for name in savings:
+            fast = trained(method, SAVINGS[name], double=double)
             assert gap(fast if double else fast.weights, plain if double else plain.weights) < bound
 
 
 # ---------------------------------------------------------------------------------------------------- whole federations
 
 
+@cache
 def history(e):
-    """(weights after the round, its mean loss, memory of every client, state) after each round of an experiment."""
+    """Run an experiment; return (weights, mean loss, memory of every client, state) after each round. Not to change."""
     executor, out = SerialExecutor(make_run_spec(e, quiet)), []
     for round_ in range(1, e.federation.rounds + 1):
         chosen = select(e.task.clients, e.federation.clients_per_round, round_, e.seed)
@@ -244,7 +268,7 @@ def history(e):
 
 
 def assert_same_bits(got, want):
-    """Every round: the same weights and loss, and every tensor that FedAvg's clients remember is remembered alike."""
+    """Assert that every round has the same weights and loss, and that what FedAvg's clients keep is kept alike."""
     for (weights, loss, memories, _), (weights0, loss0, memories0, _) in zip(got, want, strict=True):
         assert messages.checksum(weights) == messages.checksum(weights0)
         assert loss == loss0
@@ -253,8 +277,35 @@ def assert_same_bits(got, want):
     assert any(memories0.values())
 
 
+def assert_resting_clients_keep(rounds):
+    """Assert that in each round two memories change and the others stay; return the last ones."""
+    before, rested = {client: {} for client in rounds[0][2]}, 0
+    for _, _, memories, _ in rounds:
+        moved = [c for c in memories if messages.checksum(memories[c]) != messages.checksum(before[c])]
+        assert len(moved) == 2
+        rested += sum(bool(before[c]) for c in memories if c not in moved)
+        before = memories
+    assert rested > 0
+    return before
+
+
+def assert_server_has_the_mean(e, part, own, bound, least):
+    """Assert that ``part`` of the server's state is the mean of ``own`` over ALL clients in every round, whoever takes
+    part; clients that rest keep theirs, those that never took part have zeros.
+    """
+    rounds = history(e)
+    for _, _, memories, state in rounds:
+        held = {k.removeprefix(f"{part}/"): v for k, v in state.items() if k.startswith(f"{part}/")}
+        assert held
+        for name, value in held.items():
+            each = [m.get(f"{own}.{name}", torch.zeros_like(value)).double() for m in memories.values()]
+            mean = sum(each) / len(each)
+            assert float((value.double() - mean).abs().max()) <= bound * max(least, float(mean.abs().max())), name
+    assert sum(bool(memory) for memory in rounds[0][2].values()) == e.federation.clients_per_round
+
+
 def assert_scored_as_fedavg(experiment, name, options=None):
-    """The state after two rounds has the scores that FedAvg's server gives the same weights."""
+    """Assert that the state after two rounds has the scores that FedAvg's server gives the same weights."""
     e = experiment(name, options=options, federation={"rounds": 2})
     executor = SerialExecutor(make_run_spec(e, quiet))
     for round_ in (1, 2):

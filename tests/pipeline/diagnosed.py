@@ -1,4 +1,4 @@
-"""What the tests of ``anchorfl diagnose`` share: a quick diagnosis, and a table that it wrote."""
+"""A quick ``anchorfl diagnose``, and a table that it wrote."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the tests of one-class federations share: a small float64 network, clients of one class each with rows that they
-partly share, and both ways through a round.
+"""One-class federations: a small float64 network, clients of one class each with rows that they partly share, and both
+ways through a round.
 
 Shape suffixes: N distinct rows, F features, D width, C classes.
 """
@@ -15,8 +15,6 @@ from torch import nn
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import CosineHead
-from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
@@ -54,7 +52,7 @@ class Rows:
 
 
 def rows(count=23, seed=0) -> Rows:
-    """Rows with one to three of the classes; every class has some."""
+    """Make rows with one to three of the classes; every class has some."""
     rng = np.random.default_rng(seed)
     y_NC = rng.random((count, C)) < [0.7, 0.4, 0.2, 0.1]
     y_NC[np.arange(count), rng.integers(0, C, count)] = True
@@ -63,7 +61,7 @@ def rows(count=23, seed=0) -> Rows:
 
 
 def clients(data: Rows) -> list[tuple[Card, ClientData]]:
-    """One per class, with all its rows."""
+    """Make one client per class, with all its rows."""
     out = []
     for c in range(C):
         x = data.x_NF[torch.from_numpy(np.flatnonzero(data.holders.matrix()[:, c]))]
@@ -83,7 +81,7 @@ def server(model, cards, initial_messages=(), seed=0, round_=1):
 
 
 def parts(rows):
-    """A client's rows as it makes its message from, two at a time."""
+    """Yield a client's rows as it makes its message from, two at a time."""
     positive, known = rows.y_NC.numpy() > 0, rows.known_NC.numpy() > 0
     for start in range(0, len(rows), 2):
         at = slice(start, start + 2)
@@ -92,7 +90,7 @@ def parts(rows):
 
 
 def begun(method, model, data, seed=0):
-    """The state before round 1, and the cards."""
+    """Return the state before round 1, and the cards."""
     held = clients(data)
     initial_messages = (
         [method.initial_message(card, parts(rows), run_key(seed)) for card, rows in held]
@@ -125,7 +123,7 @@ def explicit(method, data, rounds=3, *, options=SGD, epochs=1, chosen=range(C), 
 
 
 def at_once(method, data, rounds=3, *, options=SGD, piece=1000, chosen=range(C), model=None):
-    """The same by pooled passes."""
+    """Do the same by batched passes."""
     model = model or network(method.head.parts)
     state, cards = begun(method, model, data)
     pooling, out, chosen = method.batched_round(), [], list(chosen)
@@ -153,28 +151,3 @@ def gap(got, want):
         for name, value in state0.weights.items():
             worst = max(worst, float((state.weights[name] - value).abs().max()))
     return worst
-
-
-def sent_shapes(message):
-    """What travels: path -> shape."""
-    return {path: tuple(t.shape) for path, t in messages.tensors(message)}
-
-
-__all__ = [
-    "CLASS_ROWS",
-    "ETA",
-    "SGD",
-    "C",
-    "D",
-    "F",
-    "at_once",
-    "begun",
-    "clients",
-    "explicit",
-    "gap",
-    "network",
-    "replace",
-    "rows",
-    "sent_shapes",
-    "server",
-]  # fmt: skip

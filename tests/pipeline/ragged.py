@@ -1,4 +1,4 @@
-"""What the tests of local training share: a small network, clients of ragged texts, and rows without a length."""
+"""Pieces of the tests of local training: a small network, clients of ragged texts, and rows without a length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METHODS = {
 
 
 def client(seed=0, rows=60, labeled=0.2):
-    """Ragged token rows, most of them unlabeled: about one mini-batch of 8 in six has no labeled row at all."""
+    """Make ragged rows of tokens, most of them unlabeled: about one mini-batch of 8 in six has no labeled row."""
     rng = np.random.default_rng(seed)
     length = torch.from_numpy(rng.integers(1, LENGTH + 1, size=rows))
     x = torch.from_numpy(rng.integers(1, WORDS, size=(rows, LENGTH)).astype(np.int32))
@@ -58,7 +58,7 @@ def state_of(method, model):
 
 
 def images(n=6, fill=None):
-    """Rows without a length, all labeled."""
+    """Make rows without a length, all labeled."""
     x = torch.randn(n, 3, generator=torch.Generator().manual_seed(1)) if fill is None else torch.full((n, 3), fill)
     y = torch.eye(2)[torch.arange(n) % 2]
     card = Card(3, n, y.sum(0).long(), torch.ones(2).bool())

@@ -1,4 +1,4 @@
-"""What the tests of robust merges share: updates of several shapes and types, and what a faulty client makes of one."""
+"""Updates of several shapes and types, and what a faulty client makes of one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answers(seed, count, scale=1.0):
 
 
 def poisoned(values, seed):
-    """The first client's floats replaced by the worst that float32 has; and where it stands after a shuffle."""
+    """Replace the first client's floats by the worst that float32 has, and shuffle the clients."""
     rng = np.random.default_rng(seed)
     bad = {
         name: torch.from_numpy(rng.choice(BAD, size=v.shape)).to(v.dtype) if v.is_floating_point() else v

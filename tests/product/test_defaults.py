@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-import pytest
-
 from anchorfl.pipeline.config.experiment import EPOCH, Experiment, digest
-from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.methods.fedavg import FedAvg
 
@@ -17,7 +14,7 @@ HELD = Path(__file__).parent / "defaults.json"
 
 
 def defaults(node, prefix):
-    """Default of every option, by its full name."""
+    """Return the default of every option by its full name."""
     out = {}
     for f in fields(node):
         value = getattr(node, f.name)
@@ -42,20 +39,8 @@ def test_defaults_are_those_of_the_epoch():
     assert now() == held["defaults"]
 
 
-def test_a_new_option_leaves_digests_as_they_are_and_a_changed_value_does_not():
-    e = read_preset("digits/fedalign")
-    assert digest(replace(e, method=replace(e.method, q1=98.0))) != digest(e)
-    assert digest(replace(e, seed=e.seed + 1)) != digest(e)
-    assert digest(replace(e, optimizer=replace(e.optimizer, batch_size=31))) != digest(e)
-    same = replace(e, output="x", cluster=replace(e.cluster, executor="serial"), task=replace(e.task, cache="y"))
-    assert digest(replace(same, evaluation=replace(e.evaluation, save_state_every=3))) == digest(e)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_with_equal_options_have_digests_of_their_own(name):
-    digests = {digest(Experiment(method=METHODS[other]())) for other in METHODS}
-    assert len(digests) == len(METHODS)
-    assert digest(Experiment(method=METHODS[name]())) in digests
+def test_methods_with_equal_options_have_digests_of_their_own():
+    assert len({digest(Experiment(method=method())) for method in METHODS.values()}) == len(METHODS)
 
 
 if __name__ == "__main__":

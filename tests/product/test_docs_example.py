@@ -25,13 +25,14 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
+from tests.runs import quiet
 from tests.tiny_bert import saved_bert
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def block(page, name, language="python"):
-    """The code block that follows ``<!-- example: name -->`` in a page."""
+    """Return the code block that follows ``<!-- example: name -->`` in a page."""
     text = (DOCS / page).read_text(encoding="utf-8")
     found = re.search(rf"<!-- example: {name} -->\n```{language}\n(.*?)```", text, re.DOTALL)
     assert found, f"{page} has no example {name}"
@@ -40,7 +41,7 @@ def block(page, name, language="python"):
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """The module of a code block."""
+    """Load the module of a code block."""
 
     def load(page, name):
         file = tmp_path / f"docs_{name}.py"
@@ -55,7 +56,7 @@ def example(tmp_path, monkeypatch):
 
 
 def test_fedprox_of_the_page_is_the_one_that_ships():
-    """What it does is tested in tests/pipeline/methods/test_fedprox.py."""
+    """Its behavior is tested in tests/pipeline/methods/test_fedprox.py."""
     assert block("adding-a-method.md", "fedprox") == Path(fedprox.__file__).read_text(encoding="utf-8")
 
 
@@ -94,10 +95,6 @@ def test_robust_merges_of_the_page_withstand_somebody(tmp_path):
         assert (
             dataclasses.replace(e, federation=dataclasses.replace(e.federation, aggregation=merge)).task.clients == 10
         )
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 def test_concepts_of_the_page_are_what_a_run_asks_for(example, experiment, tmp_path):

@@ -1,4 +1,4 @@
-"""What documents say of the repository: paths, links and names exist, the drawing is current, the code runs."""
+"""Documents against the repository: paths, links and names exist, the drawing is current, the code runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text_of(document):
 
 
 def anchors(document):
-    """Names by which GitHub finds the headings of a document."""
+    """Return the names by which GitHub finds the headings of a document."""
     headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text_of(document)), re.MULTILINE)
     plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
@@ -83,7 +83,7 @@ def test_functions_that_the_architecture_follows_exist():
 
 
 def packages():
-    """Every folder of the four packages that holds Python files, and the two folders beside the packages."""
+    """Return every folder of the four packages that holds Python files, and the two folders beside the packages."""
     inside = [f.parent for top in ("models", "pipeline", "tasks", "tuning") for f in (ROOT / top).rglob("__init__.py")]
     return ["benchmarks", "tests", *sorted(folder.relative_to(ROOT).as_posix() for folder in inside)]
 

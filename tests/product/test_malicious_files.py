@@ -37,6 +37,7 @@ from anchorfl.tasks.registry import task_of
 from anchorfl.tuning.clusters.check import _load as load_cluster_file
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.sweep.plan import load_plan
+from tests.runs import quiet
 
 
 class Evil:
@@ -51,7 +52,7 @@ class Evil:
 
 @pytest.fixture
 def mark(tmp_path):
-    """A folder that must not come into being."""
+    """Return a folder that must not come into being."""
     path = tmp_path / "executed"
     pickle.loads(pickle.dumps(Evil(path)))
     assert path.is_dir(), "the payload works where it is unpickled"
@@ -92,7 +93,7 @@ PAYLOADS = [plain, torch_zip, numpy_zip, numpy_array, yaml_tag]
 
 
 def table_of(columns, mark, rows):
-    """A Parquet table each of whose columns is a pickled object, by the type that Ray Data registers, and whose
+    """Make a Parquet table each of whose columns is a pickled object, by the type that Ray Data registers, and whose
     metadata are pickles, too.
     """
     import ray.data  # noqa: F401  # registers the type
@@ -107,7 +108,7 @@ def table_of(columns, mark, rows):
 
 
 def old_extension(columns, mark, rows):
-    """The extension type that pyarrow itself once unpickled (CVE-2023-47248)."""
+    """Make the extension type that pyarrow itself once unpickled (CVE-2023-47248)."""
     named = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": plain(mark)}
     fields = [pa.field(name, pa.binary(), metadata=named) for name in columns]
     stream = io.BytesIO()
@@ -117,7 +118,7 @@ def old_extension(columns, mark, rows):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run that ended, one that was interrupted, and their cache."""
+    """Return a run that ended, one that was interrupted, and their cache."""
     folder = tmp_path_factory.mktemp("finished")
     patch = pytest.MonkeyPatch()
     patch.setenv("ANCHORFL_CACHE", str(folder / "cache"))
@@ -127,10 +128,6 @@ def finished(tmp_path_factory):
     (folder / "stopped" / "result.json").unlink()
     yield folder
     patch.undo()
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 def _experiment():
@@ -147,7 +144,7 @@ def _experiment():
 
 
 def readers(folder, name):
-    """What reads a file of a run folder."""
+    """Return the readers of a file of a run folder."""
     if name.parts[0] == "checkpoint":
         return [Checkpoints(folder).load]
     if name.parts[0] == "server_states":
@@ -240,8 +237,8 @@ def test_rows_that_are_pickled_objects_are_not_run(finished, tmp_path, mark, mak
             validate_table(task_of(options).read(raw_folder(task_of(options), options), options), task_of(options))
 
 
-def test_such_rows_would_run_elsewhere(tmp_path, mark):
-    """Where somebody asks Arrow for the objects: what is refused above is not harmless."""
+def test_such_rows_would_run_elsewhere(mark):
+    """Arrow would run them for somebody who asks it for the objects: what is refused above is not harmless."""
     column = pq.read_table(io.BytesIO(table_of(["a"], mark, 1)))["a"]
     column.to_pylist()
     assert mark.is_dir()

@@ -44,7 +44,7 @@ OPTIONS = (
 
 
 def table(folder: Path, *, texts: bool) -> Path:
-    """Rows whose text, patient and file name carry markers, each but once."""
+    """Make rows whose text, patient and file name carry markers, each but once."""
     rng = np.random.default_rng(0)
     kind = [KINDS[i % 2] for i in range(60)]
     columns = {
@@ -62,7 +62,7 @@ def table(folder: Path, *, texts: bool) -> Path:
 
 
 def anchorfl(folder: Path, *words: str, **env: str) -> str:
-    """What a command prints; the environment holds the secrets."""
+    """Run a command in an environment that holds the secrets; return what it prints."""
     secrets = {name: value.format(MARK) for name, value in SECRETS.items()}
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "MLFLOW_"))}
     done = subprocess.run(
@@ -75,7 +75,7 @@ def anchorfl(folder: Path, *words: str, **env: str) -> str:
 
 
 def needles() -> list[bytes]:
-    """The marker in the encodings in which a record may hold it: UTF-8, UTF-16, a list of numbers as text."""
+    """Return the marker in the encodings that a record may have: UTF-8, UTF-16, a list of numbers as text."""
     return [MARK.encode(), MARK.encode("utf-16-le"), ", ".join(str(b) for b in MARK.encode()).encode()]
 
 
@@ -92,7 +92,7 @@ def leaks(folder: Path) -> list[str]:
 
 
 def database_text(file: Path) -> str:
-    """Every cell of a SQLite database."""
+    """Return every cell of a SQLite database."""
     with closing(sqlite3.connect(file)) as store:
         tables = [row[0] for row in store.execute("select name from sqlite_master where type = 'table'")]
         return "\n".join(str(row) for name in tables for row in store.execute(f'select * from "{name}"'))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
 TWICE = """
@@ -28,19 +28,16 @@ def twice():
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A working folder with modules of the four names that end whoever imports them."""
+    """Return a working folder with modules of the four names that end whoever imports them."""
     for name in ("models", "tasks", "pipeline", "tuning"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a foreign module was imported')\n")
     return tmp_path
 
 
-def python(code: str, folder: Path) -> str:
-    path = os.pathsep.join([str(folder), str(ROOT / "src")])
-    done = subprocess.run(
-        [sys.executable, "-c", f"ROOT = {str(ROOT) + os.sep!r}\n{TWICE}\n{code}"], cwd=folder, capture_output=True,
-        text=True, timeout=300, check=False,
-        env=os.environ | {"PYTHONPATH": path, "ANCHORFL_CACHE": str(folder / "cache")},
-    )  # fmt: skip
+def loaded(code: str, folder: Path) -> str:
+    """Run code where foreign modules come first; return what it prints."""
+    whole = f"ROOT = {str(ROOT) + os.sep!r}\n{TWICE}\n{code}"
+    done = python(whole, folder, PYTHONPATH=os.pathsep.join([str(folder), str(ROOT / "src")]))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -56,7 +53,7 @@ import anchorfl.tuning.sweep.sweep, anchorfl.tuning.clusters.check, anchorfl.tun
 doubles, count = twice()
 print("doubles", doubles, "many", count > 150)
 """
-    assert "doubles [] many True" in python(code, hostile)
+    assert "doubles [] many True" in loaded(code, hostile)
 
 
 @pytest.mark.ray
@@ -77,7 +74,7 @@ def worker(source):
 doubles, count = ray.get(ray.remote(num_cpus=1)(worker).remote(f"ROOT = {ROOT!r}\\n" + SOURCE))
 print("doubles", doubles, "many", count > 30)
 """
-    assert "doubles [] many True" in python(f"SOURCE = {TWICE!r}\n{code}", hostile)
+    assert "doubles [] many True" in loaded(f"SOURCE = {TWICE!r}\n{code}", hostile)
 
 
 def test_the_public_api_is_what_it_says(hostile):
@@ -93,4 +90,4 @@ assert anchorfl.resume("mine", log=lambda line: None).checksum == result.checksu
 assert anchorfl.load_model(result.folder / "model").class_names
 print("version", anchorfl.__version__)
 """
-    assert "version 0.1.0" in python(code, hostile)
+    assert "version 0.1.0" in loaded(code, hostile)

@@ -87,7 +87,7 @@ def test_an_ablation_changes_what_its_name_says(folder):
 
 
 def test_rows_that_are_one_experiment_are_one():
-    """Of several tables, under several names: they are run once."""
+    """Rows of several tables, under several names, are run once."""
     for first, *others in (
         ("fedavg", "baseline"),
         ("fedbm-no-cgde", "lkcc-100", "frozen-distribution"),

@@ -17,6 +17,7 @@ from anchorfl.pipeline.storage.saved_model import load_model
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.decisions import score
+from tests.runs import quiet
 
 TOYS = {"single": "toy-single", "multi": "toy-multi"}
 PARTITIONS = ("k_classes", "dirichlet", "iid")
@@ -34,30 +35,26 @@ SINGLE_LABEL = {"fedbm", "fedetf", "fednh", "fedproto", "fedrod"}
 """Methods whose softmax has no counterpart where classes do not exclude each other."""
 
 
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
 @pytest.mark.parametrize(
     ("method", "options", "task"),
     [(m, o, TOYS[kind]) for m, o in VARIANTS for kind in METHODS[m].supports.kinds],
     ids=lambda v: str(v),
 )
-def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, options, task):
+def test_every_method_trains_on_every_toy_task(experiment, finished_run, method, options, task):
     e = experiment(method, task, options=options)
-    result = run(e, tmp_path / "run", quiet)
+    result = finished_run(e)
     assert 0 <= result.scores["test"]["f1_macro"] <= 1
     if e.method.evaluate_on == "clients":  # their models are theirs: tests/pipeline/run/test_own_scores.py
-        records = read_records(tmp_path / "run")[0]
+        records = read_records(result.folder)[0]
         assert records[-1].metrics["test/accuracy"] != records[0].metrics["test/accuracy"]
-        assert not (tmp_path / "run" / "model").exists()
+        assert not (result.folder / "model").exists()
         return
     start = make_run_spec(e, quiet).model().state_dict()
-    end = load_file(tmp_path / "run" / "model" / "weights.safetensors")
+    end = load_file(result.folder / "model" / "weights.safetensors")
     assert end.keys() == start.keys()
     assert all(bool(torch.isfinite(w).all()) for w in end.values())
     assert any(not torch.equal(start[name], end[name]) for name in end)
-    saved = load_model(tmp_path / "run" / "model")
+    saved = load_model(result.folder / "model")
     rows = make_run_spec(e, quiet).data().split("test", saved.objective)
     again = score(saved.kind, saved.objective.predict(logits_of(saved.model, rows)), rows.y_NC, rows.known_NC)
     assert again.scores().values == result.scores["test"], "the saved model is the one that was scored"
@@ -79,20 +76,17 @@ def test_methods_for_one_kind_of_task_refuse_the_other(experiment, tmp_path):
     ("method", "partition"),  # a partition knows nothing of methods, so two of them are enough for the others
     [(m, p) for m in METHODS for p in PARTITIONS if p == PARTITIONS[0] or m in ("fedalign", "fedavg")],
 )
-def test_two_runs_with_one_seed_give_one_checksum(experiment, tmp_path, method, partition):
+def test_two_runs_with_one_seed_give_one_checksum(experiment, finished_run, tmp_path, method, partition):
     e = experiment(method)
     if e.task.partition != "one_class":  # which its method needs
         e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition=partition))
-    first, second = (run(e, tmp_path / name, quiet) for name in ("a", "b"))
+    first, second = finished_run(e), run(e, tmp_path / "run", quiet)
     assert first.checksum == second.checksum
     assert first.scores == second.scores
 
 
-def test_another_seed_gives_another_result(experiment, tmp_path):
-    assert (
-        run(experiment(seed=1), tmp_path / "a", quiet).checksum
-        != run(experiment(seed=2), tmp_path / "b", quiet).checksum
-    )
+def test_another_seed_gives_another_result(experiment, finished_run):
+    assert finished_run(experiment(seed=1)).checksum != finished_run(experiment(seed=2)).checksum
 
 
 @pytest.mark.usefixtures("pictures")

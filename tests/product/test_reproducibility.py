@@ -81,7 +81,7 @@ def anchors(text):
 
 
 def test_links_to_and_from_the_results_lead_somewhere():
-    """Of the pages with results every link, of the others those to these."""
+    """Every link of the pages with results is checked, and of the others those to these."""
     tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=TOP, capture_output=True, text=True, check=False)
     if tracked.returncode:
         pytest.skip("not a git clone: the Markdown files are not known")

@@ -14,7 +14,7 @@ def rng(seed=0):
 
 
 def grouped(rows=240, features=30, groups=6, seed=0):
-    """Rows of a few groups: labels are those of the group, features its centre and noise."""
+    """Make rows of a few groups: labels are those of the group, features its centre and noise."""
     draw = np.random.default_rng(seed)
     labels_GC = draw.permutation(np.repeat(np.eye(groups), 2, axis=1).T).T  # two labels of its own for each group
     group_N = draw.integers(groups, size=rows)

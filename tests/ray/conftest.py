@@ -19,7 +19,7 @@ def ray_running():
 
 @pytest.fixture
 def preset(experiment, tmp_path, monkeypatch):
-    """A small FedAlign preset of the toy task in the current folder; keywords replace sections."""
+    """Return a writer of small FedAlign presets of the toy task into the current folder; keywords replace sections."""
     monkeypatch.chdir(tmp_path)
 
     def write(name: str = "toy.toml", **sections) -> str:

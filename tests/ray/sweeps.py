@@ -1,4 +1,4 @@
-"""What the tests of sweeps share."""
+"""Sweeps in processes of their own, and their records."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Ledger.write = held
 
 
 def sweep_process(folder: Path, *arguments: str, held_after: int | None = None) -> subprocess.Popen:
-    """A sweep in a process of its own. held_after: once so many trials have ended it waits to be killed, so that a
-    test that kills it does so halfway however fast the trials are and however late it looks.
+    """Start a sweep in a process of its own. held_after: once so many trials have ended it waits to be killed, so that
+    a test that kills it does so halfway however fast the trials are and however late it looks.
     """
     hold = "" if held_after is None else HOLD.format(count=held_after)
     code = f"{hold}\nimport sys; from anchorfl.tuning.cli import main; sys.exit(main({['sweep', *arguments]!r}))"

@@ -7,12 +7,9 @@ import ray
 
 from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
 from anchorfl.pipeline.run.lifecycle import run
+from tests.runs import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
 
 
 def test_a_run_finds_the_actors_of_the_run_before_it_and_gives_its_own_bits(experiment, tmp_path, monkeypatch):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import ray
@@ -22,15 +19,19 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError
 from benchmarks.chaos import in_peace, until_killed
+from tests.processes import python
+from tests.runs import quiet
 
 pytestmark = pytest.mark.ray
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
-ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--federation.rounds", "6", "--federation.epochs", "1", "--tracking.uri", "none")
 
 
-def quiet(line: str) -> None:
-    """Nobody listens."""
+def wide(experiment):
+    """Make an experiment of three rounds with wide layers, and so with large messages."""
+    federation = {"rounds": 3, "clients_per_round": 4, "epochs": 1}
+    model, rows = {"width": 256, "feedforward": 256}, {"width": 256}
+    return experiment("scaffold", federation=federation, model=model, class_embeddings=rows)
 
 
 def on_ray(e):
@@ -38,7 +39,7 @@ def on_ray(e):
 
 
 def changed(ref, place, change):
-    """The updates of a call, with the first tensor of one of them changed."""
+    """Return the updates of a call, with the first tensor of one of them changed."""
     updates = list(ray.get(ref))
     update = messages.unpack(updates[place])
     name, first = next(iter(update.weights.items()))
@@ -47,12 +48,12 @@ def changed(ref, place, change):
 
 
 def harmed(ref, place):
-    """One tensor cut short."""
+    """Cut one tensor short."""
     return changed(ref, place, lambda first: first.reshape(-1)[:1])
 
 
 def poisoned(ref, place):
-    """One bit of an exponent flipped to what is no number."""
+    """Flip one bit of an exponent to what is no number."""
 
     def change(first):
         values = first.clone().reshape(-1)
@@ -71,7 +72,7 @@ class Owner:
 
 
 def dropped(ref, place=0):
-    """The message, gone with the process that it belonged to, as it is with a node."""
+    """Drop a message with the process that it belonged to, as a lost node does."""
     owner = Owner.remote()
     (gone,) = ray.get(owner.keep.remote(ref))
     ray.kill(owner)
@@ -96,11 +97,7 @@ def dropped(ref, place=0):
 )
 def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path, monkeypatch, harm, part):
     """An update (part 0) or a client's memory (1): asked for again, or fetched from the checkpoint; same bits."""
-    e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
-    e = dataclasses.replace(
-        e, model=dataclasses.replace(e.model, width=256, feedforward=256),
-        class_embeddings=dataclasses.replace(e.class_embeddings, width=256),
-    )  # fmt: skip
+    e = wide(experiment)
     expected, harms, plain = run(e, tmp_path / "serial", quiet), [], RayExecutor._replies
 
     def on_the_way(self, *given):
@@ -127,11 +124,7 @@ def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_
     """No client is retried, and none left out, because what the server or the driver kept is gone."""
     from anchorfl.pipeline.run.prepare import make_run_spec
 
-    e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
-    e = dataclasses.replace(
-        e, model=dataclasses.replace(e.model, width=256, feedforward=256),
-        class_embeddings=dataclasses.replace(e.class_embeddings, width=256),
-    )  # fmt: skip
+    e = wide(experiment)
     run_spec = dataclasses.replace(make_run_spec(e, quiet), experiment=on_ray(e))
     executor = RayExecutor(run_spec)
     executor.round(1, [0, 1, 2, 3], lambda *_: None)
@@ -139,15 +132,6 @@ def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_
     with pytest.raises(LostError, match="is gone"):
         executor.round(2, [0, 1, 2, 3], lambda *_: None)
     executor.close()
-
-
-def python(code: str, folder: Path) -> str:
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    return done.stdout
 
 
 NODE = """
@@ -177,8 +161,8 @@ made.shutdown()
 @pytest.mark.slow
 def test_a_lost_node(tmp_path):
     """One of the two nodes on which clients and server may run is gone in round 3."""
-    said = python(NODE, tmp_path)
-    assert "0 [3]" in said, said
+    done = python(NODE, tmp_path)
+    assert "0 [3]" in done.stdout, done.stdout + done.stderr[-3000:]
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("lost", "whole")]
     assert results[0]["checksum"] == results[1]["checksum"]
     assert results[0]["scores"] == results[1]["scores"]
@@ -199,7 +183,8 @@ print(main(["run", "digits/fedalign", "--output", "whole", "--cluster.executor",
 @pytest.mark.slow
 def test_an_object_store_that_is_smaller_than_what_a_round_keeps(tmp_path):
     """Updates and memories of ten clients are some times its size: Ray moves them to the disk; same bits."""
-    assert python(STORE, tmp_path).count("\n0\n") == 2
+    done = python(STORE, tmp_path)
+    assert done.stdout.count("\n0\n") == 2, done.stdout + done.stderr[-3000:]
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("small", "whole")]
     kept = sum(p.stat().st_size for p in (tmp_path / "small" / "checkpoint").glob("memory-*"))
     assert kept > 80 * 2**20

@@ -11,23 +11,22 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.processes import MAIN, checksum_of, end, free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--federation.rounds", "2", "--federation.epochs", "1")
 UNTRACKED = ("--tracking.uri", "none")
-MAIN = "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"
 SUBNET = "192.0.2"  # set aside for documentation (RFC 5737); here it exists only inside the namespaces of the test
 LOG = "start.log"
 PLACES = """
@@ -46,20 +45,8 @@ def ip(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30, check=False)
 
 
-def checksum(shown: str) -> str:
-    found = shown.partition("weights sha256 ")[2][:64]
-    assert len(found) == 64, shown
-    return found
-
-
 def nodes_of(places: dict, kind: str) -> set[str]:
     return {node for name, node, _ in places["actors"] if name == kind}
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def wait_for_start(running: dict[Path, subprocess.Popen], seconds: float = 60) -> None:
@@ -74,7 +61,7 @@ def wait_for_start(running: dict[Path, subprocess.Popen], seconds: float = 60) -
 
 @dataclass
 class Node:
-    """Where a node lives: the words before its commands, and its address."""
+    """A node: the words before its commands, and its address."""
 
     prefix: tuple[str, ...]
     address: str
@@ -105,7 +92,7 @@ class Cluster:
 
 
 def namespaces(stack: ExitStack) -> list[Node]:
-    """Three namespaces joined by a bridge that lies in the first; [] where the machine refuses."""
+    """Make three namespaces joined by a bridge that lies in the first; [] where the machine refuses."""
     names = [f"anchorfl-{os.getpid()}-{n}" for n in ("head", "one", "two")]
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return []
@@ -147,24 +134,6 @@ def start_node(node: Node, env: dict[str, str], place: Path, *words: str) -> sub
         )  # fmt: skip
 
 
-def stop_nodes(running: dict[Path, subprocess.Popen]) -> None:
-    """End each ``ray start --block``, which ends what it started; then by pid what of it is still there."""
-    alive = [process for process in running.values() if process.poll() is None]
-    known = [child for process in alive for child in psutil.Process(process.pid).children(recursive=True)]
-    for process in alive:
-        process.terminate()
-    until = time.monotonic() + 5
-    for process in alive:
-        try:
-            process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(15)
-    for left in psutil.wait_procs(known, timeout=2)[1]:
-        with suppress(psutil.NoSuchProcess):
-            left.kill()
-
-
 @pytest.fixture(scope="module")
 def cluster():
     with ExitStack() as stack:
@@ -191,10 +160,10 @@ def cluster():
         words = ("--port", str(port), "--num-cpus", "0", "--num-gpus", "0", "--include-dashboard", "true")
         words += ("--dashboard-host", "127.0.0.1", "--dashboard-port", str(free_port()))
         running = {folder / "h" / LOG: start_node(nodes[0], env, folder / "h", "--head", *words)}
-        stack.callback(stop_nodes, running)
+        stack.callback(end, running.values())
         wait_for_start(running)
         running = {}
-        stack.callback(stop_nodes, running)  # before the head, of which they take leave
+        stack.callback(end, running.values())  # before the head, of which they take leave
         for name, node in zip(("a", "b"), nodes[1:], strict=True):
             words = ("--address", address, "--num-cpus", "2", "--num-gpus", "1")
             running[folder / name / LOG] = start_node(node, env, folder / name, *words)
@@ -205,7 +174,7 @@ def cluster():
 @pytest.fixture(scope="module")
 def serial_checksum(cluster):
     done = cluster.anchorfl("run", "digits/fedavg", "--cluster.executor", "serial", *SHORT, *UNTRACKED)
-    return checksum(done.stdout)
+    return checksum_of(done)
 
 
 def test_clients_train_on_both_workers_and_none_on_the_head(cluster, serial_checksum, record_property):
@@ -218,7 +187,7 @@ def test_clients_train_on_both_workers_and_none_on_the_head(cluster, serial_chec
         "--cluster.clients_per_actor", "3", *SHORT, *UNTRACKED,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert checksum(done.stdout) == serial_checksum
+    assert checksum_of(done) == serial_checksum
     assert done.stdout.count("their torch sees none") == 1  # the nodes' GPUs are logical ones
     places = cluster.places()
     assert len(places["heads"]) == 1

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.processes import checksum_of, python
+
 pytestmark = [pytest.mark.ray, pytest.mark.apart]
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ("federation.rounds", 1, "federation.epochs", 1, "tracking.uri", "none", "cluster.clients_per_actor", 5)
 SMALL = ", ".join(repr(f"--{o}" if i % 2 == 0 else str(o)) for i, o in enumerate(OPTIONS))
-
-
-def python(code: str, folder: Path, **env: str) -> subprocess.CompletedProcess:
-    inherited = os.environ | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(folder / "cache")} | env
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=inherited,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
-def checksum(shown: str) -> str:
-    return shown.partition("weights sha256 ")[2][:64]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +18,7 @@ def serial_checksum(tmp_path_factory):
         "from anchorfl.pipeline.cli.main import main;"
         f"main(['run', 'digits/fedavg', '--cluster.executor', 'serial', {SMALL}])"
     )
-    return checksum(python(code, folder).stdout)
+    return checksum_of(python(code, folder))
 
 
 @pytest.mark.slow
@@ -53,7 +32,7 @@ print(main(['run', 'digits/fedavg', '--cluster.client_gpus', '0.5', {SMALL}]))
 print(main(['run', 'digits/fedavg', '--cluster.client_gpus', '0.75', {SMALL}]))
 """
     done = python(code, tmp_path, CUDA_VISIBLE_DEVICES="0")
-    assert checksum(done.stdout) == serial_checksum, done.stderr
+    assert checksum_of(done) == serial_checksum
     assert "2 client actors of 0.75 GPU and a server of 0 need 1.5 GPUs, the cluster has 1" in done.stderr
     assert done.stdout.rstrip().endswith("2")
 
@@ -72,7 +51,7 @@ ray.shutdown()
 cluster.shutdown()
 """
     done = python(code, tmp_path)
-    assert checksum(done.stdout) == serial_checksum, done.stderr
+    assert checksum_of(done) == serial_checksum
     assert "nodes 1" in done.stdout
 
 

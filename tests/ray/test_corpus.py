@@ -21,7 +21,7 @@ NAMES = ("walking", "eat meal", "phone on table", "never")
 
 @pytest.fixture
 def corpus(tmp_path):
-    """A folder with some megabytes of made-up text in every format."""
+    """Write a folder with some megabytes of made-up text in every format."""
     rng = np.random.default_rng(0)
     words = np.array(["walking", "eats", "a", "meal", "Phone", "table", "so.", "Then", *(f"w{n}" for n in range(200))])
     lines = [" ".join(words[rng.integers(0, len(words), 20)]) for _ in range(20_000)]

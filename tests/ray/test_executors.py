@@ -20,24 +20,13 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
+from tests.runs import nobody, on_ray, quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
 
 
 LESSON = {"cgde": True, "generator_every": 1, "generator_steps": 2, "generator_batch": 6, "synthetic_per_batch": 3}
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
-def nobody(busy: int, done: int, failed: int) -> None:
-    """Nobody watches."""
-
-
-def on_ray(e, **cluster):  # two actors are enough for most tests, and start in half the time
-    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", **cluster))
 
 
 @pytest.mark.parametrize(

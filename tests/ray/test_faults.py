@@ -20,24 +20,13 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError, QuorumError
 from tests.faulty import DEADLY, KINDS, Faulty
+from tests.runs import nobody, on_ray, quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 for module in (tests.faulty, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)  # actors cannot import a test module
 
 ALL = [0, 1, 2, 3]
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
-def nobody(busy: int, done: int, failed: int) -> None:
-    """Nobody watches."""
-
-
-def on_ray(e, **cluster):  # two actors are enough for most tests, and start in half the time
-    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", **cluster))
 
 
 @pytest.fixture
@@ -179,7 +168,7 @@ def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path,
     "kind", ["exit", *(pytest.param(k, marks=pytest.mark.slow) for k in ("raise", "nan", "memory"))]
 )
 def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, kind):
-    """Whose fault a dead process was shows when each has a call of its own."""
+    """Each has a call of its own then, which shows whose fault a dead process was."""
     run_spec = faulty((2,), kind, 1)
     executor = RayExecutor(run_spec)
     executor.dispatch.update_timings([FitMetrics(0.0, 1e-4, 1000, 0)] * 4)

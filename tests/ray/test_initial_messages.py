@@ -13,7 +13,7 @@ import pytest
 
 from anchorfl.pipeline.methods.fedalc import FedALC
 from anchorfl.pipeline.run.lifecycle import run
-from tests.pipeline.compared import quiet
+from tests.runs import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module

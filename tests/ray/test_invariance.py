@@ -14,17 +14,13 @@ from ray import cloudpickle
 import tests.faulty
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.run.lifecycle import Result, run
-from anchorfl.pipeline.run.round_loop import RoundLoop
 from benchmarks.chaos import rows_of
 from tests.faulty import Faulty
+from tests.runs import interrupted_before, quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 for module in (tests.faulty, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)  # actors cannot import a test module
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
 
 
 def stored(path) -> list[tuple[str, int, float]]:
@@ -37,7 +33,7 @@ def stored(path) -> list[tuple[str, int, float]]:
 
 @pytest.fixture
 def whole(experiment, tmp_path):
-    """The experiment, and what it gives in one process; faults leave their marks in a folder."""
+    """Return the experiment, and its result in one process; faults leave their marks in a folder."""
     e = experiment("fedavg", federation={"rounds": 3, "epochs": 1})
     (tmp_path / "failures").mkdir()
     e = dataclasses.replace(
@@ -50,19 +46,10 @@ def whole(experiment, tmp_path):
     return e, run(e, tmp_path / "serial", quiet)
 
 
-def interrupted(e: Experiment, folder, monkeypatch) -> Result:
-    """Stopped before round 2 is computed, and gone on with."""
-    plain = RoundLoop._run_round
-
-    def stops(self, number):
-        if number == 2:
-            raise KeyboardInterrupt
-        plain(self, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RoundLoop, "_run_round", stops)
-        with pytest.raises(KeyboardInterrupt):
-            run(e, folder, quiet)
+def interrupted(e: Experiment, folder) -> Result:
+    """Stop a run before round 2 is computed, and go on with it."""
+    with interrupted_before(2):
+        run(e, folder, quiet)
     return run(e, folder, quiet)
 
 
@@ -75,7 +62,7 @@ def interrupted(e: Experiment, folder, monkeypatch) -> Result:
         pytest.param(8, "", False, marks=pytest.mark.slow),
     ],
 )
-def test_one_result(whole, tmp_path, monkeypatch, actors, fault, stop):
+def test_one_result(whole, tmp_path, actors, fault, stop):
     e, expected = whole
     name = f"ray{actors}"
     e = dataclasses.replace(
@@ -84,7 +71,7 @@ def test_one_result(whole, tmp_path, monkeypatch, actors, fault, stop):
         method=dataclasses.replace(e.method, clients=(1, 2, 6), kind=fault, times=1) if fault else e.method,
         tracking=dataclasses.replace(e.tracking, uri=f"sqlite:///{tmp_path}/{name}.db"),
     )
-    got = interrupted(e, tmp_path / name, monkeypatch) if stop else run(e, tmp_path / name, quiet)
+    got = interrupted(e, tmp_path / name) if stop else run(e, tmp_path / name, quiet)
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     assert rows_of(tmp_path / name) == rows_of(tmp_path / "serial")
     assert stored(tmp_path / f"{name}.db") == stored(tmp_path / "serial.db")

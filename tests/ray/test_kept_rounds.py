@@ -7,12 +7,9 @@ import dataclasses
 import pytest
 
 from anchorfl.pipeline.run.lifecycle import run
+from tests.runs import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
 
 
 def test_serial_and_ray_keep_the_same_bytes(experiment, tmp_path):

@@ -22,6 +22,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.run_folder import lock_run
 from benchmarks.growth import Reader, Series, Slope, grown
+from tests.runs import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
@@ -33,10 +34,6 @@ LIMITS = {
 """Change per round that is too much: half an object, a handle in five rounds, 100 kB; Ray's daemon that used to keep
 every task got 43 kB larger in a round.
 """
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
 
 
 def many_rounds(executor_of, experiment, folder, rounds: int, settled: int, every: int) -> dict[str, Slope]:

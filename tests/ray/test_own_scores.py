@@ -19,28 +19,16 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import QuorumError
+from tests.runs import figures, nobody, on_ray, quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
 SPLITS = ["validation", "test"]
 
 
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
-def nobody(busy: int, done: int, failed: int) -> None:
-    """Nobody watches."""
-
-
-def on_ray(e, **cluster):
-    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", **cluster))
-
-
-def figures(folder):
-    """Scores, losses and bytes of every round, and the scores of every class."""
-    rows = read_records(folder)[0]
-    return [({k: v for k, v in r.metrics.items() if not k.startswith(("system", "time"))}, r.per_class) for r in rows]
+def rounds_of(folder):
+    """Return scores, losses and bytes of every round, and the scores of every class."""
+    return [(figures(r.metrics), r.per_class) for r in read_records(folder)[0]]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +45,7 @@ def test_serial_and_ray_give_the_same_bits(experiment, tmp_path, method, options
     expected = run(e, tmp_path / "serial", quiet)
     got = run(on_ray(e, clients_per_actor=per_actor), tmp_path / "ray", quiet)
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
-    assert figures(tmp_path / "ray") == figures(tmp_path / "serial")
+    assert rounds_of(tmp_path / "ray") == rounds_of(tmp_path / "serial")
     assert not (tmp_path / "ray" / "model").exists()
 
 

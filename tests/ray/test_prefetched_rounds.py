@@ -15,6 +15,7 @@ from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.faulty import Faulty
+from tests.runs import nobody
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 for module in (tests.faulty, sys.modules[__name__]):
@@ -22,13 +23,9 @@ for module in (tests.faulty, sys.modules[__name__]):
 ALL = [0, 1, 2, 3]
 
 
-def nobody(busy: int, done: int, failed: int) -> None:
-    """Nobody watches."""
-
-
 @pytest.fixture
 def run_specs(experiment):
-    """The setup of a run in this process, and on two actors."""
+    """Return the specs of a run in this process, and on two actors."""
     run_spec = make_run_spec(experiment("scaffold"), lambda line: None)
     cluster = dataclasses.replace(run_spec.experiment.cluster, executor="ray", clients_per_actor=2)
     return run_spec, dataclasses.replace(run_spec, experiment=dataclasses.replace(run_spec.experiment, cluster=cluster))

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.processes import python
+
 pytestmark = pytest.mark.ray
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def python(code, folder, **env):
-    inherited = os.environ | {"PYTHONPATH": str(ROOT / "src")} | env
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=inherited,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 @pytest.mark.slow

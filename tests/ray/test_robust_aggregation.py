@@ -8,13 +8,10 @@ import pytest
 
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
+from tests.runs import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 COUNTS = ("aggregation/clipped", "aggregation/rejected_by_krum")
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
 
 
 @pytest.mark.parametrize(

@@ -15,40 +15,19 @@ from anchorfl.tuning.cli import main
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.sweep.plan import load_plan
 from anchorfl.tuning.sweep.sweep import LEDGER, read_sweep
+from tests.pipeline.backups import contents, files
 from tests.ray.sweeps import SHORT, SPACE, scores, sweep_process, trials, wait_for_ends
 
 pytestmark = pytest.mark.ray
 REST = ["--trials", "9", "--finals", "1", "--concurrent", "1"]
 
 
-def contents(place: str) -> dict[str, bytes]:
-    return {name: object_store.read_bytes(object_store.join(place, name)) for name in object_store.sizes(place)}
-
-
 def settled(copy: str) -> dict[str, bytes]:
-    """What a copy holds once nothing changes it any more: processes of trials outlive a killed driver by a moment."""
+    """Wait until nothing changes a copy any more, as processes of trials outlive a killed driver; return its files."""
     before = object_store.sizes(copy)
     while time.sleep(1) or (now := object_store.sizes(copy)) != before:
         before = now
     return contents(copy)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """All files of a folder that are no matter of this machine alone, as locks, drafts and the checkpoint before the
-    last of each run are.
-    """
-    found = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
-    named = {
-        index.parent / entry["file"]
-        for index in found
-        if index.name == "checkpoint.json"
-        for entry in json.loads(found[index])["parts"].values()
-    }
-    return {
-        p.relative_to(folder).as_posix(): data
-        for p, data in found.items()
-        if p.parent.name != "checkpoint" or p.name == "checkpoint.json" or p in named
-    }
 
 
 @pytest.mark.slow

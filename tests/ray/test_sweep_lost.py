@@ -22,8 +22,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot imp
 
 
 def lost_once(config, context):
-    """Three rounds of a second each by the clock of its process. The first one of trial 0 dies in round 2; work: a file
-    that says so.
+    """Train three rounds of a second each by the clock of the process. The first try of trial 0 dies in round 2; work:
+    a file that says so.
     """
     from ray import tune
 

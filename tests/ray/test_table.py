@@ -31,7 +31,7 @@ LONG = ["--rows", "fedavg", "--federation.rounds", "60", "--federation.epochs", 
 
 @pytest.fixture
 def paper(tmp_path, monkeypatch):
-    """The toy paper as one that ``anchorfl table`` knows, in an empty current folder."""
+    """Add the toy paper to those that ``anchorfl table`` knows; the current folder is empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(papers.PAPERS, "toy", toy(tmp_path))
 
@@ -49,7 +49,7 @@ def table_process(folder: Path, *arguments: str) -> subprocess.Popen:
 
 
 def wait_for_rounds(process: subprocess.Popen, folder: Path, preset_seed: str, count: int) -> Path:
-    """The folder of a run, once it has so many rounds."""
+    """Wait until a run has so many rounds; return its folder."""
     deadline = time.monotonic() + 200
     while True:
         for path in folder.glob(f"runs/{preset_seed}-*/metrics.jsonl"):
@@ -61,7 +61,7 @@ def wait_for_rounds(process: subprocess.Popen, folder: Path, preset_seed: str, c
 
 
 def by_hand(seed: int, folder: Path, overrides: list[str], method: str = "fedavg") -> str:
-    """An ordinary serial run; its checksum."""
+    """Run an ordinary serial run; return its checksum."""
     e = override(
         read_preset(f"digits/{method}"), [*overrides, "--cluster.executor", "serial", "--tracking.uri", "none"]
     )

@@ -1,4 +1,4 @@
-"""What several tests of the tasks share: a running Ray, the real data, a cache folder."""
+"""Pieces of several tests of the tasks: a running Ray, and the real data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
-from anchorfl.tasks.synthetic import extrasensory, ham10000
 
 
 @pytest.fixture(scope="module")
@@ -24,25 +22,9 @@ def ray_running():
 
 @pytest.fixture
 def data_folder(monkeypatch):
-    """$ANCHORFL_DATA, or the shared folder beside the repository."""
+    """Return $ANCHORFL_DATA, or the shared folder beside the repository."""
     folder = Path(os.environ.get("ANCHORFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
     if not (folder / "reuters21578_r8").is_dir():
         pytest.skip(f"no R8 below {folder}; set ANCHORFL_DATA")
     monkeypatch.setenv("ANCHORFL_DATA", str(folder))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def es_twin(tmp_path_factory):
-    """Made-up ExtraSensory files, to be read only."""
-    folder = tmp_path_factory.mktemp("extrasensory")
-    extrasensory.write(folder, 800, 7)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def ham_folder(tmp_path_factory):
-    """Made-up HAM10000 files, to be read only."""
-    folder = tmp_path_factory.mktemp("ham")
-    ham10000.write(folder, 150, 0)
     return folder

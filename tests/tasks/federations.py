@@ -23,7 +23,7 @@ def names(classes):
 
 
 def task_of(classes, groups=None, subjects="", kind="multi"):
-    """A task that is only partitioned, never read. groups: category -> class numbers."""
+    """Make a task that is only partitioned, never read. groups: category -> class numbers."""
     members = {group: tuple(f"class{c}" for c in numbers) for group, numbers in (groups or {}).items()}
     return Task(
         name="made",
@@ -47,17 +47,17 @@ def rows_of(y_NC, row_N=None, subject_N=None, whole_N=None):
 
 
 def shuffled(rows, seed):
-    """The same rows in another order."""
+    """Return the same rows in another order."""
     return rows.take(np.random.default_rng(seed).permutation(len(rows.row_N)))
 
 
 def plan_of(y_NC, options, seed, row_N=None):
-    """The plan of a task without categories and subjects."""
+    """Make the plan of a task without categories and subjects."""
     return make_plan(rows_of(y_NC, row_N), task_of(np.shape(y_NC)[1]), options, seed)
 
 
 def owner_of(plan, rows):
-    """The client of every row, -1 for validation rows; fails where a row has not exactly one owner."""
+    """Return the client of every row, -1 for validation rows; fail where a row has not exactly one owner."""
     every = np.concatenate([*(c.rows for c in plan.clients), plan.validation])
     assert np.array_equal(np.sort(every), np.sort(rows.row_N))
     owner_N = np.full(len(rows.row_N), -1)

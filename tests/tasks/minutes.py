@@ -24,7 +24,7 @@ def lines_of(path):
 
 
 def same(one, other):
-    """Equal tables; a missing reading is equal to another."""
+    """Return True for equal tables; a missing reading is equal to another."""
     readings = [table["readings"].combine_chunks().flatten().to_numpy() for table in (one, other)]
     lengths = [table.append_column("steps", pc.list_value_length(table["readings"])) for table in (one, other)]
     rest = [table.drop_columns(["readings"]) for table in lengths]
@@ -32,7 +32,7 @@ def same(one, other):
 
 
 def edit(path, line, change):
-    """One line (from 1) of a file, its fields changed."""
+    """Change the fields of one line (from 1) of a file."""
     lines = lines_of(path)
     fields = lines[line - 1].split(",")
     change(fields)
@@ -40,8 +40,10 @@ def edit(path, line, change):
     path.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n"))
 
 
-def put(column, text):
+def put(column, text, columns=COLUMNS):
+    """Return a change of a line's fields: this text in a column."""
+
     def change(fields):
-        fields[COLUMNS.index(column)] = text
+        fields[columns.index(column)] = text
 
     return change

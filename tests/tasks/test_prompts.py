@@ -1,4 +1,4 @@
-"""What sentences call the classes of every image task of FedBM, and the sentences themselves."""
+"""The words for the classes of every image task of FedBM, and the sentences that hold them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SINGLE = Objective("single")
 
 
 def scaled_at_once(pixels, spec):
-    """What the tensors of a whole table were before batches were scaled: the reference, in NumPy."""
+    """Scale the tensors of a whole table at once: the reference, in NumPy."""
     x = np.array(pixels, dtype=np.float32)
     x /= np.float32(spec.levels)
     if spec.mean:
@@ -35,7 +35,7 @@ def scaled_at_once(pixels, spec):
 
 
 def stored(spec):
-    """A table of three images with every value 0..255 in every channel, and its pixels [N, C, H, W]."""
+    """Make a table of three images with every value 0..255 in every channel, and its pixels [N, C, H, W]."""
     channels, side, _ = spec.shape
     image = np.arange(256, dtype=np.uint8).reshape(side, side, 1).repeat(channels, 2)
     pixels = np.stack([image, image[::-1], image.transpose(1, 0, 2)])

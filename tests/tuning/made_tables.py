@@ -1,4 +1,4 @@
-"""A made-up paper on digits, and made-up finished runs of a table: what the tests of tables share."""
+"""A made-up paper on digits, and made-up finished runs of a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIGITS = (
 
 
 def toy(folder: Path, figures: str = DIGITS, **fields: object) -> Paper:
-    """A paper of one data set, digits, with two methods; its figures in ``folder``."""
+    """Make a paper of one data set, digits, with two methods; its figures in ``folder``."""
     file = folder / "published.csv"
     file.write_text(figures)
     paper = Paper(
@@ -50,8 +50,8 @@ def made_run(
     tags: Mapping[str, str] | None = None,
     **result,
 ) -> TableRun:
-    """A finished run of a cell: for every metric a score per round from round 0; each client gets 2 MB and sends 1 MB a
-    round, and a round is 90 s of training and 10 s of scoring. failed: clients left out of every round.
+    """Write a finished run of a cell: for every metric a score per round from round 0; each client gets 2 MB and sends
+    1 MB a round, and a round is 90 s of training and 10 s of scoring. failed: clients left out of every round.
     """
     folder = runs / f"{re.sub(r'[ /-]+', '-', run.row.key)}-s{run.seed}"
     e = run.experiment
@@ -79,7 +79,7 @@ def made_run(
 
 
 def rising(top: float, rounds: int = 50, wave: float = 0.02) -> list[float]:
-    """A learning curve."""
+    """Make a learning curve."""
     return [top * (1 - math.exp(-r / 8)) + wave * math.sin(r) * (r < rounds) for r in range(rounds + 1)]
 
 

@@ -33,7 +33,7 @@ def array(values, name):
 
 
 def assert_within(got, good):
-    """Every coordinate within the range of the good clients'; float64 may be a rounding beyond it."""
+    """Assert that every coordinate is in the range of the good clients'; float64 may be a rounding beyond it."""
     for name, value in got.items():
         if value.is_floating_point():
             want = array(good, name)

@@ -18,9 +18,9 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Objective
-from tests.pipeline.compared import assert_close
+from tests.pipeline.compared import assert_close, shapes
 from tests.pipeline.compared import slope as differences
-from tests.pipeline.one_class import ETA, SGD, C, D, begun, clients, explicit, network, parts, rows, sent_shapes, server
+from tests.pipeline.one_class import ETA, SGD, C, D, begun, clients, explicit, network, parts, rows, server
 
 FEDALC, FEDAWS = METHODS["fedalc"], METHODS["fedaws"]
 
@@ -75,7 +75,7 @@ def test_lambda_0_is_fedavg_bit_for_bit(name):
 
 @pytest.mark.parametrize("form", ["neg_d2", "hinge_adaptive", "hinge_const"])
 def test_equal_correlations_are_fedaws_bit_for_bit(form):
-    """Where no two labels occur together, every pair has the same weight."""
+    """Every pair has the same weight where no two labels occur together."""
     data = rows()
     alone = type(data)(data.x_NF, Labels.of_matrix(np.eye(C, dtype=bool)[np.arange(len(data)) % C]))
     got, want = (explicit(m(regularizer=form, lambda_=500.0, neighbours=2), alone) for m in (FEDALC, FEDAWS))
@@ -177,14 +177,12 @@ def test_theta_and_one_row_travel_and_no_other(name):
     method = METHODS[name](hash_tables=1) if name == "fedmlh" else METHODS[name]()
     moves = bool(method.class_embedding_lr)
     state, cards = begun(method, network(), rows())
-    sent = {k: s for k, s in sent_shapes(method.broadcast(state, server(network(), cards))).items() if s != (0,)}
+    sent = {k: s for k, s in shapes(method.broadcast(state, server(network(), cards))).items() if s != (0,)}
     assert sent == THETA
-    assert sent_shapes(method.client_message(state, cards[2])) == {"row": (D,)}
+    assert shapes(method.client_message(state, cards[2])) == {"row": (D,)}
     assert torch.equal(method.client_message(state, cards[2])["row"], state.weights[CLASS_ROWS][2])
     later = explicit(method, rows(), 1)[0][0]
-    assert sent_shapes(method.client_message(later, cards[2])) == ({"row": (D,)} if moves else {}), (
-        "a fixed row goes once"
-    )
+    assert shapes(method.client_message(later, cards[2])) == ({"row": (D,)} if moves else {}), "a fixed row goes once"
 
 
 def test_a_client_that_was_missing_gets_its_fixed_row_later():

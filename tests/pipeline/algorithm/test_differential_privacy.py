@@ -30,7 +30,7 @@ ACCOUNTANT = pytest.mark.skipif(
 
 
 def terms(seed, classes=CLASSES, scale=3.0, dtype=torch.float64):
-    """One term per class, of very different sizes, the first of them zero."""
+    """Draw one term per class, of very different sizes, the first of them zero."""
     rng = torch.Generator().manual_seed(seed)
     others = [torch.randperm(classes - 1, generator=rng)[:K] for _ in range(classes)]
     index_UK = torch.stack([torch.cat([torch.tensor([u]), o + (o >= u)]) for u, o in enumerate(others)])
@@ -46,7 +46,7 @@ def without(all_terms, class_):
 
 
 def plain(all_terms, classes=CLASSES):
-    """The sum, entry by entry."""
+    """Compute the sum, entry by entry."""
     total = all_terms.grad_UKD.new_zeros((classes, WIDTH))
     for index_K, grad_KD in zip(all_terms.index_UK, all_terms.grad_UKD, strict=True):
         for row, grad_D in zip(index_K.tolist(), grad_KD, strict=True):

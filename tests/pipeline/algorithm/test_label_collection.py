@@ -31,7 +31,7 @@ KEY = run_key(1)
 
 
 def sparse(rows, y_NC, pad=0, known_NC=None):
-    """A client's data out of lists of (feature, value)."""
+    """Make a client's data out of lists of (feature, value)."""
     length = max([1, *(len(row) for row in rows)]) + pad
     x = np.zeros((len(rows), length, 2), dtype=np.float32)
     for at, row in enumerate(rows):
@@ -47,7 +47,7 @@ def made(x, y_NC, lengths=None, known_NC=None):
 
 
 def federation(seed, features=6, classes=5, rows=40):
-    """Rows as sorted tuples of pairs, some of them equal (with labels of their own), and their labels."""
+    """Draw rows as sorted tuples of pairs, some of them equal (with labels of their own), and their labels."""
     rng = np.random.default_rng(seed)
     rows = [
         tuple((int(f) + 1, float(rng.integers(1, 3))) for f in np.flatnonzero(rng.random(features) < 0.4))
@@ -57,7 +57,7 @@ def federation(seed, features=6, classes=5, rows=40):
 
 
 def clients(rows, y_NC, rng, pad=False):
-    """One client per class, with its rows in any order, the pairs of a row in any order and any padding."""
+    """Make one client per class: its rows in any order, the pairs of a row in any order, any padding."""
     for class_ in range(y_NC.shape[1]):
         own = rng.permutation(np.flatnonzero(y_NC[:, class_]))
         listed = [[rows[row][at] for at in rng.permutation(len(rows[row]))] for row in own]

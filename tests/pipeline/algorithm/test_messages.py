@@ -40,7 +40,7 @@ def bits(t):
 
 @st.composite
 def leaves(draw):
-    """A tensor of any type and shape, empty and scalar included, filled with random bits (NaNs too)."""
+    """Draw a tensor of any type and shape, empty and scalar included, of random bits (NaNs too)."""
     dtype = draw(st.sampled_from(TYPES))
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     size = int(np.prod(shape)) * dtype.itemsize

@@ -18,7 +18,7 @@ SINGLE, MULTI, PLAIN = Objective("single"), Objective("multi"), Objective("multi
 
 
 def case(seed, rows, classes, kind, ties):
-    """A client's rows as tasks disclose them (an unknown label is 0 in y), its class set, and scores in -0.3 .. 1.3."""
+    """Draw a client's rows as tasks disclose them (unknown: 0 in y), its class set, and scores in -0.3 .. 1.3."""
     rng = np.random.default_rng(seed)
     aware = rng.random(classes) < 0.4
     if kind == "single":

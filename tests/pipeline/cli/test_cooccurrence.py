@@ -18,7 +18,7 @@ CLASSES = find_task("toy-single").class_names
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Two classes of the toy task that go together, a third that goes with none, others that never occur."""
+    """Write texts in which two classes of the toy task go together, a third goes with none, others never occur."""
     one, two, three = CLASSES[:3]
     lines = (
         [f"{one} and {two}s."] * 30 + [f"only {three} here"] * 20 + [f"{one} alone", f"{one} with {three}", "no"] * 5

@@ -9,15 +9,12 @@ import pytest
 from anchorfl.pipeline.cli.main import main
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.registry import TASKS
-from tests.pipeline.cli.test_main import fails
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ANCHORFL_DATA", raising=False)
-    monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path
+def here(here, monkeypatch):
+    monkeypatch.setenv("ANCHORFL_CACHE", str(here / "cache"))
+    return here
 
 
 def paragraphs(text):
@@ -96,8 +93,8 @@ def test_a_preset_is_prepared_for_its_run(here, capsys):
         (["prepare", "digits", "--task.clients", "0"], "task.clients = 0: must be at least 1"),
     ],
 )
-def test_bad_input_is_one_line(here, capsys, arguments, message):
+def test_bad_input_is_one_line(here, fails, arguments, message):
     (here / "full").mkdir()
     (here / "full" / "a").write_text("mine")
-    fails(capsys, ["data", *arguments], message)
+    fails(["data", *arguments], message)
     assert hashlib.sha256((here / "full" / "a").read_bytes()).hexdigest() == hashlib.sha256(b"mine").hexdigest()

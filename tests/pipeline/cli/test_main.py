@@ -12,30 +12,16 @@ import numpy as np
 import pytest
 
 from anchorfl.pipeline.cli.main import main, run_main
+from anchorfl.tasks.images.digits import digits
+from anchorfl.tasks.options import TaskOptions
 from anchorfl.tuning.cli import main as tuning_main
 
 SERIAL = ["--cluster.executor", "serial", "--tracking.uri", "none"]
 SMALL = [*SERIAL, "--federation.rounds", "2", "--federation.epochs", "1"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ANCHORFL_DATA", raising=False)
-    return tmp_path
-
-
-def fails(capsys, arguments, message) -> str:
-    """Exit code 2, nothing but one line on stderr that holds ``message``."""
-    assert main(arguments) == 2
-    said = capsys.readouterr().err.strip()
-    assert message in said
-    assert "\n" not in said
-    return said
-
-
 def write_r8(folder, train=None, test=None) -> None:
-    """A tiny R8: every class, words that tell them apart."""
+    """Write a tiny R8: every class, words that tell them apart."""
     names = ["acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade"]
     folder.mkdir(exist_ok=True)
     lines = [f"{name}\t{name.replace('-', '')} word{i % 3} common" for i in range(12) for name in names]
@@ -67,14 +53,11 @@ def test_run_compare_predict(here, capsys):
     with (here / "scores.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 359
-    assert abs(sum(float(rows[0][name]) for name in ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")) - 1) < 1e-4  # fmt: skip  # noqa: E501
+    assert abs(sum(float(rows[0][name]) for name in digits().class_names) - 1) < 1e-4
 
 
 def write_digits(path) -> None:
-    """The test split of the digits as a user's CSV, labels included."""
-    from anchorfl.tasks.images.digits import digits
-    from anchorfl.tasks.options import TaskOptions
-
+    """Write the test split of the digits as a user's CSV, labels included."""
     task = digits()
     table = task.read(None, TaskOptions(name="digits"))
     with path.open("w", newline="") as stream:
@@ -84,7 +67,7 @@ def write_digits(path) -> None:
             writer.writerow([task.class_names[row["labels"][0]], *row["pixels"]])
 
 
-def test_own_preset_file_and_r8_texts(here, capsys):
+def test_own_preset_file_and_r8_texts(here, capsys, fails):
     """R8 from a folder of one's own; ``predict`` on the test texts gives the logged score, plain or gzip."""
     write_r8(here / "mine")
     arguments = ["--task.root", "mine", "--task.min_count", "2", "--task.clients", "4", "--output", "out",
@@ -98,11 +81,7 @@ def test_own_preset_file_and_r8_texts(here, capsys):
         capsys.readouterr()
         assert main(["predict", "out", file]) == 0
         assert f"macro F1 {logged['f1_macro']!r}, accuracy {logged['accuracy']!r}" in capsys.readouterr().err
-    fails(
-        capsys,
-        ["run", "r8-8/fedalign", *arguments, *SMALL],
-        "holds a run already: continue it with 'anchorfl resume out'",
-    )
+    fails(["run", "r8-8/fedalign", *arguments, *SMALL], "holds a run already: continue it with 'anchorfl resume out'")
     assert main(["resume", "out"]) == 0
 
 
@@ -114,9 +93,9 @@ def test_own_preset_file_and_r8_texts(here, capsys):
         (["acq\t"], "r8-train-stemmed.txt:1"),
     ],
 )
-def test_bad_lines_are_named(here, capsys, lines, message):
+def test_bad_lines_are_named(here, fails, lines, message):
     write_r8(here / "mine", train=lines)
-    fails(capsys, ["run", "r8-8/fedavg", "--task.root", "mine", *SMALL], message)
+    fails(["run", "r8-8/fedavg", "--task.root", "mine", *SMALL], message)
     assert not list((here / "runs").glob("*")), "nothing half-written"
 
 
@@ -127,14 +106,10 @@ def test_bad_lines_are_named(here, capsys, lines, message):
         (["run", "digits/fedavgg"], "no preset 'digits/fedavgg' (did you mean 'digits/fedavg'?)"),
         (["run", "digits/fedavg", "--sed", "3"], "no option --sed (did you mean 'seed'?)"),
         (["run", "r8-8/fedavg"], "r8: no r8-train-stemmed.txt, r8-test-stemmed.txt (plain or .gz)"),
-        (
-            ["run", "digits/fedavg", "--task.classes_per_client", "11", *SMALL],
-            "classes_per_client = 11, but client 0 has rows of only 10 classes; lower it to 10",
-        ),
-        (
-            ["run", "digits/fedavg", "--task.classes_per_client", "1", "--task.clients", "5", *SMALL],
-            "cannot identify all 10",
-        ),
+        (["run", "digits/fedavg", "--task.classes_per_client", "11", *SMALL],
+         "classes_per_client = 11, but client 0 has rows of only 10 classes; lower it to 10"),
+        (["run", "digits/fedavg", "--task.classes_per_client", "1", "--task.clients", "5", *SMALL],
+         "cannot identify all 10"),
         (
             [
                 "run",
@@ -149,18 +124,16 @@ def test_bad_lines_are_named(here, capsys, lines, message):
         ),
         (["run", "digits/fedavg", "--tracking.uri", "mlruns", "--cluster.executor", "serial"], "mlruns"),
         (["run", "digits/fedavg", "digits/fedalign", "--output", "x"], "one preset at a time"),
-        (
-            ["run", "bibtex/fedmlh", "--method.class_embedding_lr", "0.1"],
-            "anchorfl: method.class_embedding_lr: fedmlh does not move rows",
-        ),
+        (["run", "bibtex/fedmlh", "--method.class_embedding_lr", "0.1"],
+         "anchorfl: method.class_embedding_lr: fedmlh does not move rows"),
         (["resume", "nowhere"], "nowhere holds no run"),
         (["compare", "nowhere"], "nowhere"),
         (["predict", "nowhere", "file"], "holds no trained model"),
         (["ui", "--uri", "sqlite:///no.db"], "no MLflow database at"),
     ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(here, capsys, arguments, message):
-    fails(capsys, arguments, message)
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(here, fails, arguments, message):
+    fails(arguments, message)
     assert not (here / "runs").exists() or not list((here / "runs").glob("digits*")), "nothing half-written"
 
 
@@ -175,9 +148,10 @@ def test_data_tells_what_is_there(here, capsys, monkeypatch):
     assert f"r8                  found in {here / 'reuters21578_r8'}" in capsys.readouterr().out
 
 
-def test_a_reader_that_has_enough(tmp_path):
+@pytest.mark.parametrize(("module", "command"), [("pipeline.cli.main", "data"), ("tuning.cli", "presets")])
+def test_a_reader_that_has_enough(module, command):
     """As ``anchorfl data | head -1`` does."""
-    code = "from anchorfl.pipeline.cli.main import main, run_console\nrun_console(lambda: main(['data']))"
+    code = f"from anchorfl.{module} import main, run_console\nrun_console(lambda: main([{command!r}]))"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as asked:
         asked.stdout.close()
@@ -209,12 +183,12 @@ def test_help_of_what_parses_its_own_arguments(here, capsys):
         ),
     ],
 )
-def test_bad_samples_are_named(here, capsys, content, message):
+def test_bad_samples_are_named(here, capsys, fails, content, message):
     if not (here / "run").exists():
         assert main(["run", "digits/fedavg", *SERIAL, "--federation.rounds", "1", "--output", "run"]) == 0
     (here / "samples.csv").write_text(content)
     capsys.readouterr()
-    fails(capsys, ["predict", "run", "samples.csv"], message)
+    fails(["predict", "run", "samples.csv"], message)
 
 
 @pytest.mark.parametrize(

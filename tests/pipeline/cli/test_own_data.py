@@ -24,14 +24,8 @@ SMALL = ["--cluster.executor", "serial", "--tracking.uri", "none", "--federation
 KINDS = ("ash", "beech", "elm")
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def trees(rows=160):
-    """A table from which the class can be learnt by each kind of input."""
+    """Make a table from which the class can be learnt by each kind of input."""
     rng = np.random.default_rng(0)
     code = rng.integers(0, 3, rows)
     kind = [KINDS[c] for c in code]

@@ -33,20 +33,6 @@ def main(arguments):
     return run_main(arguments, {**RAW_COMMANDS, "probe": probe})
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def fails(capsys, arguments, message):
-    """Exit code 2, nothing but one line on stderr that holds ``message``."""
-    assert main(arguments) == 2
-    said = capsys.readouterr().err.strip()
-    assert message in said
-    assert "\n" not in said
-
-
 @QUICK
 @given(
     total=st.integers(8 * GB, 80 * GB),
@@ -129,7 +115,7 @@ def test_probe_writes_overrides_and_figures(here, capsys):
 
 
 def test_fedbm_is_measured_with_its_generator(experiment, monkeypatch):
-    """Which its first rounds lack: a client keeps it, and the server trains it."""
+    """A client keeps it and the server trains it; the first rounds lack it."""
     options = {
         "cgde": True,
         "lambda_dis": 0.0,
@@ -149,31 +135,31 @@ def test_fedbm_is_measured_with_its_generator(experiment, monkeypatch):
     assert trained == [1]
 
 
-def test_bad_arguments_are_said_in_one_line(here, capsys):
-    fails(capsys, ["probe"], "probe needs a preset: digits/fedalign")
-    fails(capsys, ["probe", "digits/fedaling"], "no preset 'digits/fedaling'")
-    fails(capsys, ["probe", "digits/fedavg", "--client", "10"], "--client 10: the clients are 0..9")
-    fails(capsys, ["probe", "digits/fedavg", "--client", "x"], "argument --client: invalid int value: 'x'")
-    fails(capsys, ["probe", "digits/fedavg", "--out", "no/such.txt"], "must be a file in a folder that exists")
-    fails(capsys, ["probe", "digits/fedavg", "--out", "a.json"], "and not end in .json")
-    fails(capsys, ["probe", "digits/fedavg", "--federation.epoch", "1"], "no option --federation.epoch")
+def test_bad_arguments_are_said_in_one_line(here, capsys, fails):
+    fails(["probe"], "probe needs a preset: digits/fedalign", main)
+    fails(["probe", "digits/fedaling"], "no preset 'digits/fedaling'", main)
+    fails(["probe", "digits/fedavg", "--client", "10"], "--client 10: the clients are 0..9", main)
+    fails(["probe", "digits/fedavg", "--client", "x"], "argument --client: invalid int value: 'x'", main)
+    fails(["probe", "digits/fedavg", "--out", "no/such.txt"], "must be a file in a folder that exists", main)
+    fails(["probe", "digits/fedavg", "--out", "a.json"], "and not end in .json", main)
+    fails(["probe", "digits/fedavg", "--federation.epoch", "1"], "no option --federation.epoch", main)
     assert main(["probe", "--help"]) == 0
     assert "usage: anchorfl probe PRESET" in capsys.readouterr().out
     assert list(here.iterdir()) == []
 
 
-def test_a_client_that_fails_or_is_killed_is_named(here, capsys, monkeypatch):
+def test_a_client_that_fails_or_is_killed_is_named(here, fails, monkeypatch):
     wild = ["probe", "digits/fedavg", *SERIAL, "--cpu", "--client", "3", "--optimizer.lr", "1e35"]
-    fails(capsys, wild, "client 3 could not be measured: UpdateError: client 3, round ")
+    fails(wild, "client 3 could not be measured: UpdateError: client 3, round ", main)
     real = memory_probe.in_fresh_process
     monkeypatch.setattr(memory_probe, "in_fresh_process", lambda *_: real(signal.raise_signal, signal.SIGKILL))
-    fails(capsys, wild[:-2], "client 3 could not be measured: the process was ended by signal SIGKILL, most often")
+    fails(wild[:-2], "client 3 could not be measured: the process was ended by signal SIGKILL, most often", main)
     assert not (here / "probe.txt").exists()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_probe_measures_a_gpu(here, capsys):
+def test_probe_measures_a_gpu(here):
     assert main(["probe", "digits/fedalign", *SERIAL]) == 0
     gpu = json.loads((here / "probe.json").read_text())["client"]["gpu"]
     assert gpu["total"] == torch.cuda.mem_get_info()[1]

@@ -1,4 +1,4 @@
-"""What fits a cluster whose actors each need one node, and whose GPU shares each need one device."""
+"""Placement: actors that each need one node, and GPU shares that each need one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many actors are safe: never more than memory, CPUs and GPUs hold, wherever Ray puts them."""
+"""The number of safe actors: never more than memory, CPUs and GPUs hold, wherever Ray puts them."""
 
 from __future__ import annotations
 

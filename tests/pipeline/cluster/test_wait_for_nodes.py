@@ -17,7 +17,7 @@ OPTIONS = ClusterOptions(address="auto", wait_for_cpus=4, wait_for_gpus=1, wait_
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the autoscaler was asked for; the cluster grows by two CPUs and half the time a GPU with every look."""
+    """Return the list of requests to the autoscaler; each look adds two CPUs, and half the time a GPU."""
     requests: list[list[dict[str, int]]] = []
     looks = iter([{}, {"CPU": 2.0}, {"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}])
     monkeypatch.setattr(ray.autoscaler.sdk, "request_resources", lambda bundles: requests.append(bundles))

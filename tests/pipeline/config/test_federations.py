@@ -1,4 +1,4 @@
-"""Federations, papers and their product: what a row takes from where, and every way to write a file wrongly."""
+"""Federations, papers and their product: the source of each option of a row, and every way to write a file wrongly."""
 
 from __future__ import annotations
 
@@ -99,39 +99,19 @@ def test_the_nearest_says_it(tmp_path):
         ("toy", "[model]", "[models]", r"toy\.toml: no key 'models' \(did you mean 'model'\?\); there are: seed, task"),
         ("toy", "width = 8", "widthh = 8", r"toy\.toml: no option 'widthh' in \[model\] \(did you mean 'width'\?\)"),
         ("toy", "[task]", "tracking = 3\n[task]", r"toy\.toml: \[tracking\] must be a table, not 3"),
-        (
-            "toy",
-            "class_embedding_lr",
-            "class_embedding_lrr",
-            r"toy\.toml: no option 'class_embedding_lrr' in \[method\] \(did you mean 'class_embedding_lr'\?\): no row",
-        ),
-        (
-            "toy",
-            "neighbours = 7",
-            "neighbors = 7",
-            r"toy\.toml: no option 'neighbors' in \[rows\.fedaws\.method\] \(did",
-        ),
-        (
-            "toy",
-            "[rows.fedaws-2.",
-            "[rows.fedaws2.",
-            r"rows\.fedaws2: no paper has such a row for toy-a or toy-b \(did you mean",
-        ),
+        ("toy", "class_embedding_lr", "class_embedding_lrr",
+         r"toy\.toml: no option 'class_embedding_lrr' in \[method\] \(did you mean 'class_embedding_lr'\?\): no row"),
+        ("toy", "neighbours = 7", "neighbors = 7",
+         r"toy\.toml: no option 'neighbors' in \[rows\.fedaws\.method\] \(did"),
+        ("toy", "[rows.fedaws-2.", "[rows.fedaws2.",
+         r"rows\.fedaws2: no paper has such a row for toy-a or toy-b \(did you mean"),
         ("toy", "cost =", "costs =", r"toy\.toml: no key 'costs' in \[rows\.own\] \(did you mean 'cost'\?\)"),
         ("toy", 'cost = "seconds"', "cost = 3", r"rows\.own\.cost = 3: must be text, such as 'about 20 CPU minutes'"),
         ("toy", 'cost = "seconds"', 'data = ["x"]', r"rows\.own: published, data and from are for papers' files"),
-        (
-            "toy",
-            'name = "fedavg"',
-            'name = "fedvag"',
-            r"toy\.toml: rows\.own: no method 'fedvag' \(did you mean 'fedavg",
-        ),
-        (
-            "toy",
-            "[variants.b.model]",
-            "[variants.b.models]",
-            r"no key 'models' in \[variants\.b\] \(did you mean 'model'",
-        ),
+        ("toy", 'name = "fedavg"', 'name = "fedvag"',
+         r"toy\.toml: rows\.own: no method 'fedvag' \(did you mean 'fedavg"),
+        ("toy", "[variants.b.model]", "[variants.b.models]",
+         r"no key 'models' in \[variants\.b\] \(did you mean 'model'"),
         ("toy", "[variants.a.task]", "[variants.c.task]", r"data\.'A' = 'toy-a': no such federation \(did you mean"),
         ("paper", "seeds", "seed", r"paper\.toml: no key 'seed' \(did you mean 'seeds'\?\); there are: title"),
         ("paper", "seeds = [3, 4]", "", r"paper\.toml: a paper's file needs seeds"),
@@ -142,23 +122,15 @@ def test_the_nearest_says_it(tmp_path):
         ("paper", 'from = "fedaws"', 'from = "fedawz"', r"rows\.fedaws-2\.from = 'fedawz': no such row \(did you mean"),
         ("paper", 'from = "fedaws"', 'from = "fedaws-2"', r"rows\.fedaws-2 is from itself, by fedaws-2"),
         ("paper", 'from = "fedaws"', "frm = 3", r"no key 'frm' in \[rows\.fedaws-2\] \(did you mean 'from'\?\)"),
-        (
-            "paper",
-            "lambda_ = 2.0",
-            "lamda_ = 2.0",
-            r"no option 'lamda_' in \[rows\.fedaws-2\.method\] \(did you mean 'lam",
-        ),
+        ("paper", "lambda_ = 2.0", "lamda_ = 2.0",
+         r"no option 'lamda_' in \[rows\.fedaws-2\.method\] \(did you mean 'lam"),
         ("paper", 'method.name = "fedaws"', "", r"paper\.toml: rows\.fedaws: needs method\.name; there are: "),
-        (
-            "paper",
-            "lambda_ = 5.0",
-            "lambda = 5.0",
-            r"paper\.toml: no option 'lambda' in \[method\] \(did you mean 'lamb",
-        ),
+        ("paper", "lambda_ = 5.0", "lambda = 5.0",
+         r"paper\.toml: no option 'lambda' in \[method\] \(did you mean 'lamb"),
         ("paper", "[rows.fedavg]", "rows = 3\n[row.x]", r"paper\.toml: (not valid TOML|no key 'row')"),
         ("toy", "[task]", "[task", r"toy\.toml: not valid TOML"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_file_is_named_in_one_line(tmp_path, file, old, new, message):
     text = {"toy": DATA, "paper": PAPER}[file]
     assert old in text
@@ -196,7 +168,7 @@ def test_a_part_of_a_preset_is_none(name):
 
 
 def test_a_preset_says_nothing_twice():
-    """What a federation needs for a row is not what the row has anyway; no row repeats the one that it is from."""
+    """No federation asks of a row what the row has anyway; no row repeats the one that it is from."""
     catalog = shipped()
     for paper in catalog.papers.values():
         for name, row in paper.rows.items():

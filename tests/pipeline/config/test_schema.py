@@ -96,13 +96,11 @@ def test_help_lists_every_option_with_its_words(capsys):
 
 
 def test_the_digest_is_of_what_can_change_a_result():
-    base = read_preset("digits/fedavg")
-    same = override(
-        base, ["--cluster.executor", "serial", "--tracking.uri", "none", "--output", "x", "--task.cache", "y"]
-    )
-    assert digest(same) == digest(base)
-    for change in (["--seed", "1"], ["--federation.rounds", "9"], ["--optimizer.lr", "0.1"], ["--task.clients", "9"]):
-        assert digest(override(base, change)) != digest(base)
+    base = read_preset("digits/fedalign")
+    same = ["--cluster.executor", "serial", "--tracking.uri", "none", "--output", "x", "--task.cache", "y"]
+    assert digest(override(base, [*same, "--evaluation.save_state_every", "3"])) == digest(base)
+    for change in ("--seed 1", "--federation.rounds 9", "--optimizer.lr 0.1", "--task.clients 9", "--method.q1 98"):
+        assert digest(override(base, change.split())) != digest(base)
 
 
 def test_a_share_of_the_clients_takes_part():

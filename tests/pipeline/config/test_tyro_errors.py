@@ -58,23 +58,17 @@ def test_what_is_right_comes_back():
             " Got errors: - <class 'NoneType'>: ['x'] does not match choices ('None',) - <class 'float'>: could not"
             " convert string to float: 'x' Argument helptext: --section.share {None}|FLOAT (default: None)",
         ),
-        (
-            ["--section.kind", "three"],
-            "Invalid choice invalid choice 'three' for argument '--section.kind'. Expected one of ('one', 'two').",
-        ),
-        (
-            ["--section.deep", "maybe"],
-            "Invalid choice invalid choice 'maybe' for argument '--section.deep'. Expected one of ('True', 'False').",
-        ),
+        (["--section.kind", "three"],
+         "Invalid choice invalid choice 'three' for argument '--section.kind'. Expected one of ('one', 'two')."),
+        (["--section.deep", "maybe"],
+         "Invalid choice invalid choice 'maybe' for argument '--section.deep'. Expected one of ('True', 'False')."),
         (["--seed"], "Missing argument Missing value for argument '--seed'. Expected 1 values."),
-        (
-            ["--sed", "3"],
-            "Unrecognized options Unrecognized options: --sed, 3 Perhaps you meant: --seed INT (default: 0)",
-        ),
+        (["--sed", "3"],
+         "Unrecognized options Unrecognized options: --sed, 3 Perhaps you meant: --seed INT (default: 0)"),
         (["more"], "Unrecognized options Unrecognized options: more"),
         (["--section.rounds", "0"], "section.rounds = 0: must be at least 1"),
     ],
-)
+)  # fmt: skip
 def test_a_complaint_is_one_line(arguments, message):
     with pytest.raises(InputError) as error:
         parse(Options, arguments)

@@ -24,8 +24,8 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.toy.single import TOPICS
-from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
+from tests.runs import quiet
 
 TABLE = """label,engine,fruit,music,river
 engine,,0.5,,2
@@ -186,7 +186,7 @@ def test_without_alignment_there_are_none_either(run_of):
     assert lines == ["pseudo-labels: fedalign makes none here"]
 
 
-def test_what_is_refused(run_of, tmp_path, capsys, monkeypatch):
+def test_what_is_refused(run_of, tmp_path, capsys):
     folder = run_of("fedavg")
 
     def fails(arguments, message):

@@ -5,41 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import pytest
-
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.diagnosis.diagnose import diagnose
 from anchorfl.pipeline.run.lifecycle import resume, run
-from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.tracking.mlflow_writer import send
-from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
+from tests.runs import interrupted_before, quiet
 
 
-def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch):
+def test_an_interrupted_run_that_kept_nothing(experiment, finished_run, tmp_path):
     """Its last completed round is there; diagnosed and resumed, it ends as one that was never looked at."""
     e = experiment("fedalign")
-    whole = run(e, tmp_path / "whole", quiet)
-    plain = RoundLoop._run_round
-    with monkeypatch.context() as patched:
-
-        def interrupted(self, round_):
-            if round_ == 2:
-                raise KeyboardInterrupt
-            plain(self, round_)
-
-        patched.setattr(RoundLoop, "_run_round", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(e, tmp_path / "parts", quiet)
+    with interrupted_before(2):
+        run(e, tmp_path / "parts", quiet)
     said = []
     diagnose(tmp_path / "parts", QUICK, said.append)
     assert any("only round 1 is there; --evaluation.save_state_every 1" in line for line in said)
     assert {r["round"] for r in table(tmp_path / "parts/diagnosis/divergence.csv")} == {"1"}
-    assert resume(tmp_path / "parts", quiet).checksum == whole.checksum
+    assert resume(tmp_path / "parts", quiet).checksum == finished_run(e).checksum
     assert "diagnosis" in json.loads((tmp_path / "parts/run.json").read_text())["artifacts"]
 
 
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning")
 def test_mlflow_gets_numbers_and_figures_once(experiment, tmp_path):
     import mlflow
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from anchorfl.pipeline.diagnosis.confusion import count_confusion
 from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
+from tests.runs import quiet
 
 GENERATOR = {
     "cgde": True,
@@ -25,19 +27,16 @@ GENERATOR = {
 }
 
 
-def quiet(line):
-    """Nobody listens."""
-
-
 @pytest.fixture
-def finished(experiment, tmp_path):
+def finished(experiment, finished_run, tmp_path):
     """FedBM on the digits, two trainings of the generator, every round kept."""
     e = experiment(
         "fedbm", "digits", options=GENERATOR, evaluation={"save_state_every": 1},
         federation={"rounds": 5, "epochs": 1}, model={"width": 8},
     )  # fmt: skip
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
-    return tmp_path / "run", run(e, tmp_path / "run", quiet)
+    result = finished_run(e)
+    return shutil.copytree(result.folder, tmp_path / "run"), result
 
 
 def test_confusion_counts_against_loops():

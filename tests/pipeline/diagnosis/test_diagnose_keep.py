@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import anchorfl.pipeline.run.round_loop
-from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.results.compare import compare
@@ -13,10 +11,7 @@ from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.round_loop import final_checksum
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.tasks.errors import InputError
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
+from tests.runs import interrupted_before, quiet
 
 
 def kept(folder):
@@ -47,35 +42,20 @@ def test_stopped_and_resumed_it_gives_the_same_files(experiment, tmp_path, monke
     """Stopped before a round, or between its kept state and the checkpoint that says that it is done."""
     e = experiment("fedalign", federation={"rounds": 4}, evaluation={"save_state_every": 2})
     run(e, tmp_path / "whole", quiet)
-    with monkeypatch.context() as patched:
+    plain = Checkpoints.save
+
+    def save(self, round_, changed, notes):
+        if round_ == 2:
+            raise KeyboardInterrupt
+        plain(self, round_, changed, notes)
+
+    with interrupted_before(3), monkeypatch.context() as patched:
         if after_keeping:
-            plain = Checkpoints.save
-
-            def save(self, round_, changed, notes):
-                if round_ == 2:
-                    raise KeyboardInterrupt
-                plain(self, round_, changed, notes)
-
             patched.setattr(Checkpoints, "save", save)
-        else:
-            step = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
-
-            def interrupted(self, round_):
-                if round_ == 3:
-                    raise KeyboardInterrupt
-                step(self, round_)
-
-            patched.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(e, tmp_path / "parts", quiet)
+        run(e, tmp_path / "parts", quiet)
     assert list(kept(tmp_path / "parts")) == ["00002.safetensors"]
     resume(tmp_path / "parts", quiet)
     assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
-
-
-def test_the_digest_of_an_experiment_does_not_cover_this_option():
-    base = read_preset("digits/fedavg")
-    assert digest(override(base, ["--evaluation.save_state_every", "5"])) == digest(base)
 
 
 def test_runs_that_keep_and_runs_that_do_not_are_one_group(experiment, tmp_path):

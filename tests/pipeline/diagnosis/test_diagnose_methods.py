@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 import torch.nn.functional as F
@@ -12,30 +13,22 @@ from anchorfl.pipeline.algorithm.optimizers import without_moments
 from anchorfl.pipeline.diagnosis import divergence
 from anchorfl.pipeline.diagnosis.analysis import Analysis, open_analysis
 from anchorfl.pipeline.diagnosis.diagnose import diagnose
-from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.tasks.registry import find_task
-from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
+from tests.runs import quiet
 
 PARTS = dataclasses.replace(QUICK, parts=("divergence", "pseudo", "agreement", "embeddings", "confusion", "generated"))
 SGD = {"name": "sgd", "lr": 0.1, "batch_size": 0}
 
 
 @pytest.fixture
-def finished(experiment, tmp_path):
-    """A run of two rounds, both kept."""
+def finished(experiment, finished_run, tmp_path):
+    """Return a maker of runs of two rounds, both kept."""
 
     def make(method, options=None, **changes):
-        made = experiment(
-            method,
-            "toy-single",
-            options=options,
-            evaluation={"save_state_every": 1},
-            federation={"rounds": 2},
-            **changes,
-        )
-        run(made, tmp_path / method, quiet)
-        return tmp_path / method
+        sections = {"evaluation": {"save_state_every": 1}, "federation": {"rounds": 2}} | changes
+        made = experiment(method, options=options, **sections)
+        return shutil.copytree(finished_run(made).folder, tmp_path / method)
 
     return make
 

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of, on cases whose answer is known."""
+"""The parts of a diagnosis, on cases whose answer is known."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_rows_of_the_picture_are_even_over_the_classes():
 
 
 def frames(shift):
-    """Three models whose classes lie on axes; in the last one the classes change places by ``shift``."""
+    """Make three models whose classes lie on axes; in the last one the classes change places by ``shift``."""
     class_N = np.repeat(np.arange(4), 25)
     noise = rng(5).normal(size=(3, 100, 4)) * 0.05
     axes = np.eye(4) * 3

@@ -25,8 +25,8 @@ from anchorfl.pipeline.training.client import device_for
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
-from tests.pipeline.compared import nobody, quiet
 from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
+from tests.runs import nobody, quiet
 
 METHOD_OPTIONS = {
     "fedalc": [
@@ -105,7 +105,7 @@ def test_what_breaks_the_equality(why):
 
 @pytest.fixture
 def one_class(experiment):
-    """An experiment of 5 one-class clients of the toy task; keywords of the method, and sections."""
+    """Return a maker of experiments of 5 one-class clients of the toy task; keywords of the method, and sections."""
 
     def make(name="fedalc", options=None, toy="toy-multi", **sections):
         e = experiment(name, toy, options=options)
@@ -125,7 +125,7 @@ def one_class(experiment):
 
 @pytest.mark.parametrize(("name", "toy"), [(n, "toy-multi") for n in METHOD_OPTIONS] + [("fedalc", "toy-single")])
 def test_a_run_is_that_of_explicit_clients(one_class, name, toy):
-    """Of images, and of tokens."""
+    """Both images and tokens."""
     e = one_class(name, {"weighting": "samples"} if name != "flag" else None, toy)
     run_spec = make_run_spec(e, quiet)
     pooled, explicit_ = executor_for(run_spec), executor_for(replace(run_spec, experiment=explicit_clients(e)))

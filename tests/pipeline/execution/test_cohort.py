@@ -20,11 +20,11 @@ from anchorfl.pipeline.training.client import RowCache
 from anchorfl.pipeline.training.errors import QuorumError, RejectedError
 from anchorfl.pipeline.training.sampling import backup_clients, select
 from tests.faulty import KINDS, Faulty
-from tests.pipeline.compared import nobody, quiet
+from tests.runs import nobody, quiet
 
 
 def experiment_with(experiment, tmp_path, clients, kind, times, round_=1, **federation):
-    """The toy experiment, all four clients in every round, with faults."""
+    """Make the toy experiment, all four clients in every round, with faults."""
     folder = tmp_path / "failures"
     folder.mkdir(exist_ok=True)
     e = experiment("fedavg", federation={"rounds": 2, "clients_per_round": 4, "epochs": 1} | federation)
@@ -130,7 +130,7 @@ def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(expe
     assert outcomes[0].answered == (0, 1, 2, 3)
 
 
-def test_a_refusal_merges_nothing(experiment, tmp_path):
+def test_a_refusal_merges_nothing(experiment):
     server = SerialExecutor(make_run_spec(experiment("fedavg"), quiet)).server
     before, sent = messages.checksum(server.snapshot()), server.broadcast(1)
     bad = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})

@@ -21,7 +21,7 @@ HERE = torch.device("cpu")
 
 
 def rounds(make, e, gpus):
-    """The state after two rounds of all clients, and the test scores."""
+    """Return the state after two rounds of all clients, and the test scores."""
     e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, client_gpus=gpus))
     executor = make(make_run_spec(e, lambda line: None))
     for round_ in (1, 2):

@@ -1,4 +1,4 @@
-"""Who is called next: every client once, nobody beside another on one actor, no process that is not needed."""
+"""The next call: every client once, nobody beside another on one actor, no process that is not needed."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ def metrics(seconds=1e-3, bytes_up=1000, kept=0):
 
 
 def played(dispatch, waiting, started=()):
-    """All calls until nobody waits; every call in flight ends before the next ones are made."""
+    """Make all calls until nobody waits; every call in flight ends before the next ones are made."""
     waiting, started, calls = dispatch.ordered(waiting), set(started), []
     while waiting:
         busy, now = set(), []

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import anchorfl.pipeline.run.round_loop
 from anchorfl.models.build import ModelOptions, build
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import mean_of
@@ -29,15 +28,12 @@ from anchorfl.pipeline.training.local_training import INFERENCE_VALUES, Training
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.contract import Card, ClientData, Objective
 from anchorfl.tasks.errors import InputError
+from tests.runs import interrupted_before, quiet
 
 COUNTER = "encoder.norm1.num_batches_tracked"
 SAVINGS = (
     "so rows may not be left out or cut apart: set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
 )
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 SMALL, LARGE = ({"network": name, "width": width} for name, width in (("resnet8", 64), ("resnet18", 512)))
@@ -65,27 +61,11 @@ def fitted(model, rows, batch_size=4, epochs=1, seed=0):
 
 
 class Side:
-    """As much of a server's side as ``begin`` asks for."""
+    """The part of a server's context that ``begin`` reads."""
 
     def __init__(self, weights):
         self.model = network()
         self.model.load_state_dict(weights)
-
-
-@pytest.fixture
-def digits(experiment):
-    """Two rounds of a small residual network on the digits, two of five clients a round; keywords are of the model."""
-
-    def make(norm="batch", **model):
-        e = experiment(
-            "fedavg", "digits", federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
-            optimizer={"name": "sgd", "skip_zero_rows": False, "microbatch_tokens": 0, "batch_size": 64},
-        )  # fmt: skip
-        options = ModelOptions(norm=norm, **SMALL, **model)
-        task = dataclasses.replace(e.task, clients=5, classes_per_client=4)
-        return dataclasses.replace(e, model=options, task=task)
-
-    return make
 
 
 def test_the_server_averages_statistics_by_rows_and_keeps_the_largest_count():
@@ -167,12 +147,11 @@ def test_inference_of_large_images_goes_in_parts_and_changes_nothing():
     assert torch.allclose(got, whole.repeat(50, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_two_runs_give_one_checksum_and_the_saved_model_predicts(digits, tmp_path):
-    first, second = (run(digits(), tmp_path / name, quiet) for name in "ab")
-    assert first.checksum == second.checksum
-    saved = load_model(tmp_path / "a" / "model")
-    weights = load_file(tmp_path / "a" / "model" / "weights.safetensors")
-    assert messages.checksum(dict(saved.model.state_dict())) == messages.checksum(weights) == first.checksum
+def test_the_saved_model_has_the_runs_statistics_and_predicts(residual, finished_run, tmp_path):
+    result = finished_run(residual())
+    model = result.folder / "model"
+    saved, weights = load_model(model), load_file(model / "weights.safetensors")
+    assert messages.checksum(dict(saved.model.state_dict())) == messages.checksum(weights) == result.checksum
     assert weights[COUNTER].dtype == torch.int64
     assert int(weights[COUNTER]) > 2
     assert float(weights["encoder.norm1.running_mean"].abs().max()) > 0
@@ -180,36 +159,26 @@ def test_two_runs_give_one_checksum_and_the_saved_model_predicts(digits, tmp_pat
     rng = np.random.default_rng(0)
     lines = [",".join(f"p{i}" for i in range(64)), *(",".join(map(str, rng.integers(0, 17, 64))) for _ in range(3))]
     file.write_text("\n".join(lines))
-    together = predict(tmp_path / "a" / "model", file)
+    together = predict(model, file)
     file.write_text("\n".join(lines[:2]))
-    alone = predict(tmp_path / "a" / "model", file)  # statistics of the run, not of these rows
+    alone = predict(model, file)  # statistics of the run, not of these rows
     assert torch.allclose(together.scores_NC[0], alone.scores_NC[0], rtol=1e-4, atol=1e-6)
 
 
-def test_stopped_after_a_round_and_resumed(digits, tmp_path, monkeypatch):
-    whole = run(digits(), tmp_path / "whole", quiet)
-    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
-
-    def interrupted(self, round_):
-        if round_ == 2:
-            raise KeyboardInterrupt
-        plain(self, round_)
-
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(digits(), tmp_path / "parts", quiet)
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
-    assert resume(tmp_path / "parts", quiet).checksum == whole.checksum
+def test_stopped_after_a_round_and_resumed(residual, finished_run, tmp_path):
+    with interrupted_before(2):
+        run(residual(), tmp_path / "parts", quiet)
+    assert resume(tmp_path / "parts", quiet).checksum == finished_run(residual()).checksum
 
 
-def test_frozen_statistics_of_a_file_end_as_they_began(digits, tmp_path):
+def test_frozen_statistics_of_a_file_end_as_they_began(residual, tmp_path):
     """From a run's model folder; the model that comes of it is read where that file is not."""
     pretrained = network(kind=SMALL).train()
     with torch.no_grad():
         pretrained(client(16)[1].x)
     start, said = tmp_path / "start.safetensors", []
     save_file(weights_of(pretrained), start)
-    run(digits("frozen", weights=str(start)), tmp_path / "run", said.append)
+    run(residual(norm="frozen", weights=str(start)), tmp_path / "run", said.append)
     assert any(line.startswith(f"the encoder starts from {start}: 54 tensors, checksum ") for line in said)
     start.unlink()
     got, before = load_model(tmp_path / "run" / "model"), weights_of(pretrained)
@@ -221,12 +190,12 @@ def test_frozen_statistics_of_a_file_end_as_they_began(digits, tmp_path):
     assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["model"]["weights"] == str(start)
 
 
-def test_an_exported_model_gives_the_scores_of_the_saved_one(tmp_path, digits):
+def test_an_exported_model_gives_the_scores_of_the_saved_one(tmp_path, residual):
     pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'anchorfl[tracking]'")
     from anchorfl.pipeline.mlmodel import _load_pyfunc
     from anchorfl.pipeline.tracking.mlflow_model import pack
 
-    run_spec = make_run_spec(digits(), quiet)
+    run_spec = make_run_spec(residual(), quiet)
     model = run_spec.model().train()
     with torch.no_grad():
         model(torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(2)))
@@ -269,11 +238,11 @@ def test_a_network_that_cannot_be_is_refused_in_one_line(experiment, task, model
 
 
 def test_weights_of_another_network_are_refused_and_those_below_the_data_folder_are_found(
-    digits, tmp_path, monkeypatch
+    residual, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path))
     save_file(weights_of(network("group", kind=SMALL).encoder), tmp_path / "w.safetensors")
-    same = digits("group", weights="w.safetensors")
+    same = residual(norm="group", weights="w.safetensors")
     e = dataclasses.replace(same, model=dataclasses.replace(same.model, network="resnet20"))
     with pytest.raises(InputError, match=r"^w.safetensors: tensor 'layer1.1.conv1.weight' is missing; give weights of"):
         make_run_spec(e, quiet)

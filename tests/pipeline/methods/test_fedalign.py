@@ -61,7 +61,7 @@ def client(kind="single", seed=0, rows=40):
 
 
 def started(method, kind="single", vectors=D, score=None):
-    """The client half on a fresh model, and one mini-batch of labeled rows in two pieces."""
+    """Return the client half on a fresh model, and one mini-batch of labeled rows in two pieces."""
     model = network(vectors=vectors).train()
     card, data = client(kind)
     state = AlignState(weights_of(model), torch.zeros(0) if score is None else score)

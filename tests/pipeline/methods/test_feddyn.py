@@ -17,12 +17,12 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientResult, Update
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods.feddyn import DynState, FedDyn
 from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.pipeline import compared
-from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
+from tests.pipeline.compared import SHAPES, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
+from tests.runs import nobody, quiet
 
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
@@ -84,10 +84,8 @@ def test_loss_and_gradient_equal_numpy(kind):
         pull = sum(0.35 * ((w[n] - sent[n]) ** 2).sum() - (g[n] * (w[n] - sent[n])).sum() for n in w)
         return base_loss(kind, logits(w, x), data) + pull
 
+    compared.assert_gradient(local, micro_batches, whole)
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, micro_batches)
-    assert loss == pytest.approx(whole(at), abs=1e-12)
-    assert_close(got, slope(whole, at), 1e-8)
     want = {name: 0.7 * (at[name] - sent[name]) - g[name] for name in at}
     assert_close(gradient(local, [])[1], want, 1e-14)  # a mini-batch without a labeled row as well
 
@@ -110,18 +108,18 @@ class Quadratics:
         return self.curves[k] @ (y - self.centres[k])
 
     def best(self, share):
-        """Where the mean of all F_k, by these shares, is least."""
+        """Return where the mean of all F_k, by these shares, is least."""
         a = sum(s * curve for s, curve in zip(share, self.curves, strict=True))
         b = sum(s * curve @ c for s, curve, c in zip(share, self.curves, self.centres, strict=True))
         return np.linalg.solve(a, b)
 
     def trainer(self, k, x, g):
-        """The minimum of F_k(y) - <g, y> + alpha/2 |y - x|^2."""
+        """Return where F_k(y) - <g, y> + alpha/2 |y - x|^2 is least."""
         a = self.curves[k] + self.alpha * np.eye(SIZE)
         return np.linalg.solve(a, self.curves[k] @ self.centres[k] + g + self.alpha * x)
 
     def client(self, method, k, state, memory):
-        """(update, memory, y) of the method's client half, put where NumPy says that its loss is least."""
+        """Return (update, memory, client half) with the client put where NumPy says that its loss is least."""
         ctx = compared.server(compared.dense(), self.cards)
         local, _ = compared.started(method, state=method.broadcast(state, ctx), memory=memory)
         g = flat({n: memory.get(f"gradient.{n}", torch.zeros(s, dtype=torch.float64)) for n, s in SHAPES.items()})
@@ -131,13 +129,11 @@ class Quadratics:
 
 
 @pytest.mark.parametrize(
-    ("selected", "rounds"),
-    [([(0, 1, 2)], 100), ([(0, 1), (1, 2), (0, 2)], 240)],
-    ids=["all", "two of three"],
+    ("selected", "rounds"), [([(0, 1, 2)], 100), ([(0, 1), (1, 2), (0, 2)], 240)], ids=["all", "two of three"]
 )
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, weighting):
-    """Where FedAvg's mean of minima is far from it. Every round equals the authors' form in units of the weights, and a
+    """FedAvg's mean of minima is far from it. Every round equals the authors' form in units of the weights, and a
     client's terms take back the slope of its own loss: g_k is that slope after the round.
     """
     rows = (12, 12, 12) if weighting == "uniform" else (5, 10, 30)
@@ -183,31 +179,20 @@ def test_a_large_alpha_holds_clients_where_they_start():
 @pytest.mark.parametrize("per_round", [2, 4])
 @pytest.mark.parametrize("optimizer", [{}, {"name": "sgd", "lr": 0.05}])
 def test_h_is_the_mean_of_all_g_k_in_every_round(experiment, per_round, optimizer):
-    """Over ALL clients, whoever takes part; those who rest keep their g_k, those who never took part have zeros."""
-    rounds = compared.history(
-        experiment("feddyn", federation={"clients_per_round": per_round, "rounds": 4}, optimizer=optimizer)
-    )
-    for _, _, memories, state in rounds:
-        drift = {k.removeprefix("drift/"): v for k, v in state.items() if k.startswith("drift/")}
-        assert drift
-        for name, h in drift.items():
-            mean = sum(m.get(f"gradient.{name}", torch.zeros_like(h)).double() for m in memories.values()) / len(
-                memories
-            )
-            assert float((h.double() - mean).abs().max()) <= 1e-5 * max(1e-3, float(mean.abs().max())), name
-    assert sum(bool(memory) for memory in rounds[0][2].values()) == per_round
+    e = experiment("feddyn", federation={"clients_per_round": per_round, "rounds": 4}, optimizer=optimizer)
+    compared.assert_server_has_the_mean(e, "drift", "gradient", 1e-5, 1e-3)
 
 
 def test_what_is_scored_is_the_mean_and_what_is_sent_is_not(experiment):
     e = experiment("feddyn", options={"alpha": 0.1})
-    executor = SerialExecutor(make_run_spec(e, compared.quiet))
-    executor.round(1, [0, 1, 2], compared.nobody)
+    executor = SerialExecutor(make_run_spec(e, quiet))
+    executor.round(1, [0, 1, 2], nobody)
     state = executor.server.state
     sent = executor.server.broadcast(2).weights
     for name, h in state.drift.items():
         torch.testing.assert_close(sent[name], state.weights[name] - h / 0.1)
     assert any(not torch.equal(sent[name], state.weights[name]) for name in sent)
-    plain = SerialExecutor(make_run_spec(replace(e, method=experiment("fedavg").method), compared.quiet))
+    plain = SerialExecutor(make_run_spec(replace(e, method=experiment("fedavg").method), quiet))
     plain.restore({k: v for k, v in executor.snapshot().items() if k.startswith("weights/")}, {})
     got, want = executor.scores(["test"]), plain.scores(["test"])
     assert got["test"].values == want["test"].values
@@ -256,7 +241,7 @@ def test_the_exact_tensors_on_the_wire():
 
 def test_a_round_of_plain_sgd_equals_numpy():
     """3 epochs of one mini-batch each; x stays where it was while y moves."""
-    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
+    options = replace(compared.WHOLE, lr=0.2)
     own = elsewhere({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, 2)
     got = compared.fitted(
         FedDyn(alpha=0.5), options=options, epochs=3, memory={f"gradient.{n}": v for n, v in own.items()}

@@ -20,7 +20,8 @@ from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods.fedetf import FedETF
 from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.pipeline import compared
-from tests.pipeline.compared import C, D, N, arrays, assert_close, base_loss, elsewhere, encode, gradient, slope
+from tests.pipeline.compared import C, D, base_loss, elsewhere, encode
+from tests.runs import nobody, quiet
 
 SHAPES = {"encoder.0.weight": (D, 5), "encoder.0.bias": (D,), "head.scale": (), "head.project.weight": (C, D),
           "head.project.bias": (C,)}  # fmt: skip
@@ -66,11 +67,7 @@ def test_loss_and_gradient_equal_numpy(gamma):
     def whole(w):
         return base_loss("single", logits(w, x) + gamma * np.log(np.maximum(count_C, 1)), data)
 
-    at = arrays(local.model.state_dict())
-    loss, got = gradient(local, micro_batches)
-    assert loss == pytest.approx(whole(at), abs=1e-12)
-    assert_close(got, slope(whole, at), 1e-8)
-    assert all(np.isfinite(value).all() for value in got.values())
+    compared.assert_gradient(local, micro_batches, whole)
 
 
 def test_a_client_without_a_labeled_row_shifts_nothing():
@@ -81,10 +78,10 @@ def test_a_client_without_a_labeled_row_shifts_nothing():
 
 def test_scores_are_by_plain_cosines(experiment):
     """The counts of no client are in them, and no scale above 0 changes a decision."""
-    executor = SerialExecutor(make_run_spec(experiment("fedetf"), compared.quiet))
-    executor.round(1, [0, 1, 2], compared.nobody)
+    executor = SerialExecutor(make_run_spec(experiment("fedetf"), quiet))
+    executor.round(1, [0, 1, 2], nobody)
     scores = executor.scores(["validation", "test"])
-    plain = SerialExecutor(make_run_spec(replace(experiment("fedetf"), method=Plain()), compared.quiet))
+    plain = SerialExecutor(make_run_spec(replace(experiment("fedetf"), method=Plain()), quiet))
     for scale in (1.0, 20.0):
         changed = executor.snapshot() | {"weights/head.scale": torch.tensor(scale)}
         plain.restore(changed, {})
@@ -95,23 +92,18 @@ def test_scores_are_by_plain_cosines(experiment):
 
 def test_the_scale_starts_where_the_option_says_and_is_trained(experiment):
     rounds = compared.history(experiment("fedetf", options={"first_scale": 7.0}))
-    first = make_run_spec(experiment("fedetf", options={"first_scale": 7.0}), compared.quiet).model()
+    first = make_run_spec(experiment("fedetf", options={"first_scale": 7.0}), quiet).model()
     assert float(first.head.scale.detach()) == 7.0
     assert 0 < abs(float(rounds[-1][0]["weights/head.scale"]) - 7.0) < 1
 
 
 def test_the_exact_tensors_on_the_wire():
     """FedAvg's of this network; the frame is not among them, and is the same before and after."""
-    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
+    compared.assert_wire(FedETF(), model=framed, sent=SHAPES)
     model = framed()
     frame = model.head.frame.clone()
-    state = FedETF().begin(compared.server(model, []))
-    assert compared.shapes(state) == wire
-    got = compared.fitted(FedETF(), state=state, model=model)
-    assert compared.shapes(got.update) == wire
-    assert {key.split(".")[0] for key in got.memory} == {"all"}
+    compared.fitted(FedETF(), model=model)
     assert torch.equal(model.head.frame, frame)
-    assert len(compared.rows_of()[1]) == N
 
 
 def test_the_savings_change_no_update():

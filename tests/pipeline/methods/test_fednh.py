@@ -22,6 +22,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.local_training import infer
 from tests.pipeline import compared
 from tests.pipeline.compared import C, D, arrays, assert_close, base_loss, elsewhere, encode, gradient, slope
+from tests.runs import quiet
 
 ROWS = "head.rows"
 SHAPES = {"encoder.0.weight": (D, 5), "encoder.0.bias": (D,), "head.scale": (), ROWS: (C, D)}
@@ -50,7 +51,7 @@ def logits(w, x_NF):
 
 
 def reports_of(counts, seed=3, rows=None):
-    """Clients with these counts per class and prototypes of their own, zeros where the count is 0."""
+    """Make clients with these counts per class and prototypes of their own, zeros where the count is 0."""
     rng, out = np.random.default_rng(seed), []
     for i, count in enumerate(counts):
         count_C = np.array(count)
@@ -64,7 +65,7 @@ def reports_of(counts, seed=3, rows=None):
 def test_with_rho_one_it_is_fedavg_on_its_network_bit_for_bit(experiment):
     """And the prototypes are the first ones; below one, they move from the first round on."""
     e = experiment("fednh", options={"rho": 1.0})
-    first = make_run_spec(e, compared.quiet).model().state_dict()[ROWS]
+    first = make_run_spec(e, quiet).model().state_dict()[ROWS]
     got = compared.history(e)
     compared.assert_same_bits(got, compared.history(replace(e, method=Plain())))
     assert all(torch.equal(weights[f"weights/{ROWS}"], first) for weights, *_ in got)
@@ -108,7 +109,7 @@ def test_local_training_leaves_the_prototypes_and_sends_where_the_classes_lie():
 def test_classes_are_found_without_dropout(experiment):
     """In evaluation mode, whatever mode training left the model in."""
     e = experiment("fednh", model={"dropout": 0.5})
-    run_spec = make_run_spec(e, compared.quiet)
+    run_spec = make_run_spec(e, quiet)
     objective, model = run_spec.objective(), run_spec.model().train()
     data, card = run_spec.data().client(0, objective), run_spec.data().cards()[0]
     state = e.method.begin(compared.server(model, [card]))
@@ -166,18 +167,13 @@ def test_where_nobody_has_a_labeled_row_all_prototypes_stay():
 
 def test_the_first_scale_is_an_option(experiment):
     for options, scale in (({}, 20.0), ({"first_scale": 1.0}, 1.0)):
-        model = make_run_spec(experiment("fednh", options=options), compared.quiet).model()
+        model = make_run_spec(experiment("fednh", options=options), quiet).model()
         assert float(model.head.scale.detach()) == scale
 
 
 def test_the_exact_tensors_on_the_wire():
     """Body, scale and C x D prototypes, both ways; nothing else is remembered than the optimizer's moments."""
-    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
-    state = FedNH().begin(compared.server(prototyped(), []))
-    assert compared.shapes(state) == wire
-    got = compared.fitted(FedNH(), state=state, model=prototyped())
-    assert compared.shapes(got.update) == wire
-    assert {key.split(".")[0] for key in got.memory} == {"all"}
+    compared.assert_wire(FedNH(), model=prototyped, sent=SHAPES)
 
 
 @pytest.mark.parametrize("options", [{"rho": -0.1}, {"rho": 1.1}, {"rho": float("nan")}, {"first_scale": 0.0}])

@@ -17,7 +17,6 @@ import torch
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods.fedproto import FedProto, ProtoState
@@ -25,27 +24,15 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
 from tests.pipeline import compared
-from tests.pipeline.compared import (
-    SHAPES,
-    C,
-    D,
-    N,
-    arrays,
-    assert_close,
-    base_loss,
-    elsewhere,
-    encode,
-    gradient,
-    logits,
-    slope,
-)
+from tests.pipeline.compared import SHAPES, C, D, N, arrays, assert_close, base_loss, elsewhere, encode, logits, slope
+from tests.runs import nobody, quiet
 
 OWN = {f"personal.{name}": shape for name, shape in SHAPES.items()}
-WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0, state="reset")
+WHOLE = replace(compared.WHOLE, state="reset")
 
 
 def client_of(i):
-    """Client i: 5 rows of class i, 3 of class i + 1, and 4 without a label."""
+    """Make client i: 5 rows of class i, 3 of class i + 1, and 4 without a label."""
     rng = np.random.default_rng(i)
     x = torch.from_numpy(rng.normal(size=(N, compared.F)))
     class_N = torch.tensor([i] * 5 + [i + 1] * 3 + [-1] * 4)[torch.from_numpy(rng.permutation(N))]
@@ -56,14 +43,14 @@ def client_of(i):
 
 
 def state_of(held, seed=4):
-    """A state whose classes ``held`` have prototypes."""
+    """Make a state whose classes ``held`` have prototypes."""
     rng = np.random.default_rng(seed)
     held_C = torch.tensor([c in held for c in range(C)])
     return ProtoState({}, torch.from_numpy(rng.normal(size=(C, D))) * held_C[:, None], held_C)
 
 
 def started(method, state, weights=None):
-    """The client half of client 1 at some weights, and all its rows as one mini-batch in two pieces."""
+    """Return the client half of client 1 at some weights, and all its rows as one mini-batch in two pieces."""
     card, data = client_of(1)
     model = compared.dense().train()
     memory = method.first_memory(model)
@@ -76,7 +63,7 @@ def started(method, state, weights=None):
 
 
 def distance(w, data, prototypes, held):
-    """The second term without lambda_, row by row."""
+    """Compute the second term without lambda_, row by row."""
     total, z_ND = 0.0, encode(w, data.x.numpy())
     for n in range(N):
         c = int(data.y_NC[n].argmax())
@@ -86,7 +73,7 @@ def distance(w, data, prototypes, held):
 
 
 def test_one_client_alone_is_fedavg_bit_for_bit(experiment):
-    """Where there is nobody else and no distance, both only train."""
+    """Both only train where there is nobody else and no distance."""
     alone = {"federation": {"clients_per_round": 1, "rounds": 3}}
     e = experiment("fedavg", **alone)
     e = replace(e, task=replace(e.task, clients=1, partition="iid"))
@@ -121,11 +108,8 @@ def test_loss_and_gradient_equal_numpy(held):
         s_NC = logits(w, data.x.numpy())
         return base_loss("single", s_NC, data) + 0.7 * distance(w, data, prototypes, held)
 
-    at = arrays(local.model.state_dict())
-    loss, got = gradient(local, micro_batches)
-    assert loss == pytest.approx(whole(at), abs=1e-12)
-    assert_close(got, slope(whole, at), 1e-8)
-    assert bool(distance(at, data, prototypes, held) > 0) is bool(held)
+    compared.assert_gradient(local, micro_batches, whole)
+    assert bool(distance(arrays(local.model.state_dict()), data, prototypes, held) > 0) is bool(held)
 
 
 def test_four_rounds_equal_numpy():
@@ -213,15 +197,9 @@ def test_means_are_of_the_network_in_evaluation():
 
 def test_own_networks_survive_and_clients_that_rest_keep_theirs(experiment):
     rounds = compared.history(experiment("fedproto", federation={"clients_per_round": 2, "rounds": 4}))
-    before, stale = {client: {} for client in range(4)}, 0
-    for weights, _, memories, _ in rounds:
-        assert weights == {}
-        moved = [c for c in memories if messages.checksum(memories[c]) != messages.checksum(before[c])]
-        assert len(moved) == 2
-        stale += sum(bool(before[c]) for c in memories if c not in moved)
-        before = memories
-    assert stale > 0
-    assert len({messages.checksum(m) for m in before.values()}) == 4
+    assert all(weights == {} for weights, *_ in rounds)
+    last = compared.assert_resting_clients_keep(rounds)
+    assert len({messages.checksum(memory) for memory in last.values()}) == 4
 
 
 def test_the_exact_tensors_on_the_wire():
@@ -242,8 +220,8 @@ def test_the_exact_tensors_on_the_wire():
 
 def test_bytes_are_those_of_the_prototypes(experiment):
     e = experiment("fedproto")
-    executor = SerialExecutor(make_run_spec(e, compared.quiet))
-    outcome = executor.round(1, [0, 1, 3], compared.nobody)
+    executor = SerialExecutor(make_run_spec(e, quiet))
+    outcome = executor.round(1, [0, 1, 3], nobody)
     width, classes = e.model.width, len(executor.server.cards[0].count_C)
     held = sum(int((executor.server.cards[c].count_C > 0).sum()) for c in (0, 1, 3))
     assert outcome.bytes_down == 3 * (classes * width * 4 + classes)
@@ -254,7 +232,7 @@ def test_bytes_are_those_of_the_prototypes(experiment):
 def test_the_savings_change_nothing(double):
     """Three rounds of one client of texts, which is near its own prototypes from round 2 on."""
     ends = []
-    for options in (compared.PLAIN, *compared.SAVINGS):
+    for options in (compared.PLAIN, *compared.SAVINGS.values()):
         model, (card, data) = compared.network(), compared.texts()
         model = model.double() if double else model
         method = FedProto()

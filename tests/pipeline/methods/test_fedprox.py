@@ -6,6 +6,8 @@ what it was sent and stays fixed in the round; so a step of plain SGD is w <- w 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,11 +16,10 @@ from torch import nn
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.fedprox import FedProx
 from tests.pipeline import compared
-from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
+from tests.pipeline.compared import arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -44,17 +45,15 @@ def test_loss_and_gradient_equal_numpy(kind):
         pull = sum(((w[name] - sent[name]) ** 2).sum() for name in w)
         return base_loss(kind, logits(w, x), data) + 0.7 / 2 * pull
 
+    compared.assert_gradient(local, micro_batches, h)
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, micro_batches)
-    assert loss == pytest.approx(h(at), abs=1e-12)
-    assert_close(got, slope(h, at), 1e-8)
     _, alone = gradient(local, [])  # a mini-batch without a labeled row is pulled as well
     assert_close(alone, {name: 0.7 * (at[name] - sent[name]) for name in at}, 1e-14)
 
 
 def test_a_round_of_plain_sgd_equals_numpy():
     """3 epochs of one mini-batch each; w_t stays where it was while w moves."""
-    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
+    options = replace(compared.WHOLE, lr=0.2)
     got = compared.fitted(FedProx(mu=0.5), options=options, epochs=3)
     _, data = compared.rows_of()
     sent = arrays(compared.dense().state_dict())
@@ -79,13 +78,7 @@ def test_buffers_are_not_pulled():
 
 
 def test_the_exact_tensors_on_the_wire():
-    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
-    state = FedProx().begin(compared.server(compared.dense(), []))
-    assert list(compared.shapes(state).items()) == list(wire.items())
-    got = compared.fitted(FedProx(), options=compared.PLAIN)
-    assert list(compared.shapes(got.update).items()) == list(wire.items())
-    assert {key.rsplit(".", 1)[1] for key in got.memory} == {"exp_avg", "exp_avg_sq", "step"}
-    assert {key.split(".")[0] for key in got.memory} == {"all"}
+    compared.assert_wire(FedProx())
 
 
 def test_the_savings_change_no_update():

@@ -22,7 +22,7 @@ from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.fedpu import FedPU
 from anchorfl.tasks.contract import Card, Objective
 from tests.pipeline import compared
-from tests.pipeline.compared import SHAPES, C, N, arrays, assert_close, elsewhere, gradient, logits, slope, softmax
+from tests.pipeline.compared import C, N, arrays, assert_close, elsewhere, gradient, logits, softmax
 
 EPS = 1e-6
 
@@ -42,7 +42,7 @@ def test_with_its_terms_it_is_not(experiment):
 
 
 def risk(w, x, y, lambda_, prior):
-    """R by loops over classes; ``y``: class of a row, -1 where it has no label. Classes 0 and 1 are identified."""
+    """Compute R by loops over classes; ``y``: class of a row, -1 without a label. Classes 0 and 1 are identified."""
     p = softmax(logits(w, x))
     h = -np.log(1 - p + EPS)
     labeled, own, other = y >= 0, (0, 1), (2, 3)
@@ -56,7 +56,7 @@ def risk(w, x, y, lambda_, prior):
 
 
 def classes(data):
-    """Class of every row, -1 without a label."""
+    """Return the class of every row, -1 without a label."""
     y = data.y_NC.numpy()
     return np.where(y.any(1), y.argmax(1), -1)
 
@@ -73,10 +73,7 @@ def test_loss_and_gradient_equal_numpy(lambda_, prior):
     def whole(w):
         return share * risk(w, x, y, lambda_, prior)
 
-    at = arrays(local.model.state_dict())
-    loss, got = gradient(local, micro_batches)
-    assert loss == pytest.approx(whole(at), abs=1e-12)
-    assert_close(got, slope(whole, at), 1e-8)
+    compared.assert_gradient(local, micro_batches, whole)
     assert local.active(data).all()
 
 
@@ -157,12 +154,7 @@ def test_multi_label_computes_no_row_more_than_fedavg():
 
 def test_the_exact_tensors_on_the_wire():
     """No prior and no count travels."""
-    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
-    state = FedPU().begin(compared.server(compared.dense(), []))
-    assert list(compared.shapes(state).items()) == list(wire.items())
-    got = compared.fitted(FedPU())
-    assert list(compared.shapes(got.update).items()) == list(wire.items())
-    assert {key.split(".")[0] for key in got.memory} == {"all"}  # the optimizer's moments and nothing else
+    compared.assert_wire(FedPU())
 
 
 def test_the_savings_change_no_update():

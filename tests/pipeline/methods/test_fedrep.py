@@ -16,7 +16,6 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ClientResult
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods.fedavg import FedAvg
@@ -25,12 +24,12 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.contract import Objective
 from tests.pipeline import compared
-from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, logits, slope
+from tests.pipeline.compared import SHAPES, WHOLE, N, Rule, arrays, assert_close, base_loss, logits, slope
+from tests.runs import nobody, quiet
 
 BODY = {name: shape for name, shape in SHAPES.items() if name.startswith("encoder.")}
 HEAD = {name: shape for name, shape in SHAPES.items() if name.startswith("head.")}
 OWN = {f"personal.{name}": shape for name, shape in HEAD.items()}
-WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
 RULES = {
     "sgd": replace(WHOLE, state="reset"),
     "momentum": replace(WHOLE, momentum=0.9, weight_decay=0.05),
@@ -67,28 +66,6 @@ def test_without_head_epochs_it_is_fedavg_of_the_body_bit_for_bit(experiment, ta
         assert all(torch.allclose(weights[k], weights0[k], rtol=1e-6, atol=0) for k in weights if "/head." in k)
     trained = compared.history(experiment("fedrep", task, options={"head_epochs": 1}, **plain_sgd))
     assert messages.checksum(trained[0][0]) != messages.checksum(plain[0][0])
-
-
-class Rule:
-    """An optimizer of the library over some arrays, in NumPy, by its documented rules."""
-
-    def __init__(self, options, names):
-        self.o, self.names, self.k = options, names, 0
-        self.first, self.second = ({name: np.zeros(SHAPES[name]) for name in names} for _ in range(2))
-
-    def step(self, w, gradient):
-        self.k += 1
-        for name in self.names:
-            d = gradient[name] + self.o.weight_decay * w[name]
-            if self.o.name == "adam":
-                self.first[name] = 0.9 * self.first[name] + 0.1 * d
-                self.second[name] = 0.999 * self.second[name] + 0.001 * d**2
-                root = np.sqrt(self.second[name] / (1 - 0.999**self.k)) + 1e-8
-                d = self.first[name] / (1 - 0.9**self.k) / root
-            elif self.o.momentum:
-                self.first[name] = d if self.k == 1 else self.o.momentum * self.first[name] + d
-                d = self.first[name]
-            w[name] = w[name] - self.o.lr * d
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -154,17 +131,13 @@ def test_what_rests_does_not_move_at_all(rule):
 def test_heads_stay_with_their_clients_and_those_that_rest_keep_theirs(experiment):
     """2 of 4 take part in a round. A head never comes from the server: it goes on from where its client left it."""
     e = experiment("fedrep", federation={"clients_per_round": 2, "rounds": 4, "epochs": 1}, options={"head_epochs": 0})
-    before, stale = {client: {} for client in range(4)}, 0
-    first = {
-        f"personal.{k}": v for k, v in make_run_spec(e, compared.quiet).model().state_dict().items() if "head." in k
-    }
-    for _, _, memories, _ in compared.history(e):  # without head epochs a head that moved came from elsewhere
-        moved = [c for c in memories if messages.checksum(memories[c]) != messages.checksum(before[c])]
-        assert len(moved) == 2
-        stale += sum(bool(before[c]) for c in memories if c not in moved)
-        assert all(torch.equal(memories[c][k], v) for c in moved for k, v in first.items())
-        before = memories
-    assert stale > 0
+    first = {f"personal.{k}": v for k, v in make_run_spec(e, quiet).model().state_dict().items() if "head." in k}
+    rounds = compared.history(e)
+    compared.assert_resting_clients_keep(rounds)
+    for memory in (m for _, _, memories, _ in rounds for m in memories.values() if m):
+        assert all(
+            torch.equal(memory[k], v) for k, v in first.items()
+        )  # without head epochs, another came from elsewhere
     trained = compared.history(replace(e, method=FedRep(head_epochs=2)))[-1][2]
     heads = {
         messages.checksum({k: v for k, v in m.items() if k.startswith("personal.")}) for m in trained.values() if m
@@ -194,13 +167,13 @@ def test_the_exact_tensors_on_the_wire(evaluate_on):
 
 def test_bytes_are_the_body_down_and_the_body_with_the_head_up(experiment):
     e = experiment("fedrep")
-    weights = make_run_spec(e, compared.quiet).model().state_dict()
+    weights = make_run_spec(e, quiet).model().state_dict()
     head = messages.nbytes({k: v for k, v in weights.items() if k.startswith("head.")})
     body = messages.nbytes(dict(weights)) - head
     for evaluate_on, up in (("server", body + head), ("clients", body)):
         outcome = SerialExecutor(
-            make_run_spec(replace(e, method=FedRep(evaluate_on=evaluate_on)), compared.quiet)
-        ).round(1, [0, 1, 3], compared.nobody)  # fmt: skip
+            make_run_spec(replace(e, method=FedRep(evaluate_on=evaluate_on)), quiet)
+        ).round(1, [0, 1, 3], nobody)  # fmt: skip
         assert (outcome.bytes_down, outcome.bytes_up) == (3 * body, 3 * up)
 
 
@@ -224,7 +197,7 @@ def test_a_client_that_has_no_head_is_an_error():
 
 
 def replace_memory(method):
-    """The method without a first memory."""
+    """Return the method without a first memory."""
 
     class Forgetful(FedRep):
         def first_memory(self, model):
@@ -235,14 +208,11 @@ def replace_memory(method):
 
 def test_moments_of_both_parts_go_on():
     """A memory has the moments of both parts, each under its own name."""
-    got = compared.fitted(FedRep(), options=WHOLE_ADAM)
+    got = compared.fitted(FedRep(), options=RULES["adam"])
     assert {k.split(".")[0] for k in got.memory if k.endswith("exp_avg")} == {"head", "body"}
-    again = compared.fitted(FedRep(), options=WHOLE_ADAM, memory=got.memory)
+    again = compared.fitted(FedRep(), options=RULES["adam"], memory=got.memory)
     assert float(again.memory["head.0.step"]) == 2 * float(got.memory["head.0.step"]) == 20
     assert float(again.memory["body.0.step"]) == 2 * float(got.memory["body.0.step"]) == 4
-
-
-WHOLE_ADAM = RULES["adam"]
 
 
 def test_bad_options_are_refused():

@@ -15,25 +15,11 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.methods.fedrod import FedROD
 from tests.pipeline import compared
-from tests.pipeline.compared import (
-    SHAPES,
-    C,
-    D,
-    N,
-    arrays,
-    assert_close,
-    base_loss,
-    elsewhere,
-    encode,
-    gradient,
-    logits,
-    slope,
-)
+from tests.pipeline.compared import C, D, arrays, assert_close, base_loss, elsewhere, encode, logits, slope
 
-WHOLE = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
+WHOLE = replace(compared.WHOLE, lr=0.2)
 OWN = {"personal_head.head.weight": (C, D), "personal_head.head.bias": (C,)}
 
 
@@ -43,13 +29,13 @@ def some_head(seed=8):
 
 
 def balanced(w, data):
-    """The generic loss of all rows as one mini-batch, gamma 1."""
+    """Compute the generic loss of all rows as one mini-batch, gamma 1."""
     shift_C = np.log(np.maximum(data.y_NC.numpy().sum(0), 1))
     return base_loss("single", logits(w, data.x.numpy()) + shift_C, data)
 
 
 def personal(own, w, data):
-    """The loss of the personal head, by its own weights alone."""
+    """Compute the loss of the personal head, by its own weights alone."""
     x = data.x.numpy()
     return base_loss(
         "single", logits(w, x) + encode(w, x) @ own["personal_head.head.weight"].T + own["personal_head.head.bias"],
@@ -83,9 +69,7 @@ def test_loss_and_both_gradients_equal_numpy():
     assert (data.y_NC.sum(0) > 0).tolist() == [True, True, False, False]
     local.model.load_state_dict(elsewhere(local.ctx.state.weights))
     at, own = arrays(local.model.state_dict()), arrays(some_head())
-    loss, got = gradient(local, micro_batches)
-    assert loss == pytest.approx(balanced(at, data), abs=1e-12)
-    assert_close(got, slope(lambda w: balanced(w, data), at), 1e-8)
+    compared.assert_gradient(local, micro_batches, lambda w: balanced(w, data))
     mine = {f"personal_head.{name}": p.grad.numpy() for name, p in local.personal_head.items()}
     assert_close(mine, slope(lambda o: personal(o, at, data), own), 1e-8)
 
@@ -131,14 +115,7 @@ def test_a_mini_batch_without_a_labeled_row_leaves_the_personal_head():
 
 def test_heads_of_clients_that_rest_stay(experiment):
     rounds = compared.history(experiment("fedrod", federation={"clients_per_round": 2, "rounds": 4}))
-    before = {client: {} for client in rounds[0][2]}
-    rested = 0
-    for _, _, memories, _ in rounds:
-        same = [c for c in memories if messages.checksum(memories[c]) == messages.checksum(before[c])]
-        assert len(same) == 2
-        rested += sum(bool(memories[c]) for c in same)
-        before = memories
-    assert rested
+    compared.assert_resting_clients_keep(rounds)
 
 
 def test_scores_are_by_the_generic_head(experiment):
@@ -147,14 +124,7 @@ def test_scores_are_by_the_generic_head(experiment):
 
 def test_the_exact_tensors_on_the_wire():
     """FedAvg's; the personal head stays with the client."""
-    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
-    state = FedROD().begin(compared.server(compared.dense(), []))
-    assert list(compared.shapes(state).items()) == list(wire.items())
-    got = compared.fitted(FedROD())
-    assert list(compared.shapes(got.update).items()) == list(wire.items())
-    assert {k: v for k, v in compared.shapes(got.memory).items() if not k.startswith("all.")} == OWN
-    reset = compared.fitted(FedROD(), options=replace(compared.PLAIN, state="reset"))
-    assert compared.shapes(reset.memory) == OWN
+    compared.assert_wire(FedROD(), OWN)
 
 
 def test_the_savings_change_no_update():

@@ -15,7 +15,8 @@ from anchorfl.pipeline.methods.fedrs import FedRS
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.contract import Card
 from tests.pipeline import compared
-from tests.pipeline.compared import SHAPES, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
+from tests.pipeline.compared import arrays, assert_close, base_loss, elsewhere, gradient, logits
+from tests.runs import quiet
 
 
 @pytest.mark.parametrize("scaling", ["binary", "continuous"])
@@ -35,7 +36,7 @@ def test_with_alpha_below_one_it_is_not(experiment):
 def test_binary_multi_label_is_fedavg_where_every_identified_class_has_a_positive(experiment):
     """Scaled logits are those without weight; in this task every client has a positive of each of its classes."""
     e = experiment("fedrs", "toy-multi", options={"alpha": 0.5})
-    for card in make_run_spec(e, compared.quiet).data().cards():
+    for card in make_run_spec(e, quiet).data().cards():
         assert torch.equal(card.count_C > 0, card.identified_C)
     compared.assert_same_bits(compared.history(e), compared.history(experiment("fedavg", "toy-multi")))
 
@@ -54,10 +55,7 @@ def test_loss_and_gradient_equal_numpy(kind, scaling):
     def whole(w):
         return base_loss(kind, logits(w, x) * scale, data)
 
-    at = arrays(local.model.state_dict())
-    loss, got = gradient(local, micro_batches)
-    assert loss == pytest.approx(whole(at), abs=1e-12)
-    assert_close(got, slope(whole, at), 1e-8)
+    compared.assert_gradient(local, micro_batches, whole)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +93,7 @@ def test_scores_are_by_plain_logits(experiment):
 
 
 def test_the_exact_tensors_on_the_wire():
-    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
-    state = FedRS().begin(compared.server(compared.dense(), []))
-    assert list(compared.shapes(state).items()) == list(wire.items())
-    got = compared.fitted(FedRS())
-    assert list(compared.shapes(got.update).items()) == list(wire.items())
-    assert {key.split(".")[0] for key in got.memory} == {"all"}  # the optimizer's moments and nothing else
+    compared.assert_wire(FedRS())
 
 
 @pytest.mark.parametrize("scaling", ["binary", "continuous"])

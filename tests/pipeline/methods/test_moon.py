@@ -10,8 +10,6 @@ and the loss of a mini-batch is FedAvg's + mu * mean of l_con over all of its ro
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -24,24 +22,13 @@ from anchorfl.pipeline.methods.moon import Moon
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.contract import Objective
 from tests.pipeline import compared
-from tests.pipeline.compared import (
-    SHAPES,
-    N,
-    arrays,
-    assert_close,
-    base_loss,
-    elsewhere,
-    encode,
-    gradient,
-    logits,
-    slope,
-)
+from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, encode, gradient, logits
 
 LAST = {"last.0.weight": SHAPES["encoder.0.weight"], "last.0.bias": SHAPES["encoder.0.bias"]}
 
 
 def remembered(seed=8):
-    """The memory of a client that has taken part, and the encoder in it under the names of ``dense``."""
+    """Make the memory of a client that has taken part, and the encoder in it under the names of ``dense``."""
     last = elsewhere({k: v for k, v in compared.dense().state_dict().items() if k.startswith("encoder.")}, seed)
     return {f"last.{name.removeprefix('encoder.')}": value for name, value in last.items()}, arrays(last)
 
@@ -81,10 +68,7 @@ def test_loss_and_gradient_equal_numpy(kind):
         near, far = np.exp(cosine(z, encode(sent, x)) / 0.3), np.exp(cosine(z, encode(last, x)) / 0.3)
         return base_loss(kind, logits(w, x), data) + 0.8 * np.mean(-np.log(near / (near + far)))
 
-    at = arrays(local.model.state_dict())
-    loss, got = gradient(local, micro_batches)
-    assert loss == pytest.approx(whole(at), abs=1e-12)
-    assert_close(got, slope(whole, at), 1e-8)
+    compared.assert_gradient(local, micro_batches, whole)
     assert local.active(data).all()
     if kind == "single":
         assert 0 < int((data.weight_NC != 0).any(-1).sum()) < N  # some rows had no label, or this would prove less
@@ -126,15 +110,9 @@ def test_the_round_begins_at_the_weights_that_were_sent():
 def test_the_last_encoder_survives_and_clients_that_rest_keep_theirs(experiment):
     """2 of 4 clients take part in a round: the memory of the others stays as it was, empty for those never asked."""
     rounds = compared.history(experiment("moon", options={"mu": 1.0}, federation={"clients_per_round": 2, "rounds": 4}))
-    before = {client: {} for client in range(4)}
-    stale = 0
-    for _, _, memories, _ in rounds:
-        moved = [c for c in memories if messages.checksum(memories[c]) != messages.checksum(before[c])]
-        assert len(moved) == 2
-        stale += sum(bool(before[c]) for c in memories if c not in moved)
-        assert all(any(k.startswith("last.") for k in memories[c]) for c in moved)
-        before = memories
-    assert stale > 0
+    compared.assert_resting_clients_keep(rounds)
+    taken = [memory for _, _, memories, _ in rounds for memory in memories.values() if memory]
+    assert all(any(k.startswith("last.") for k in memory) for memory in taken)
 
 
 def test_the_last_encoder_is_the_one_that_was_sent_up():
@@ -172,17 +150,8 @@ def test_a_tiny_contrast_trains_under_the_masks_of_fedavg():
 
 
 def test_the_exact_tensors_on_the_wire():
-    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
-    state = Moon().begin(compared.server(compared.dense(), []))
-    assert list(compared.shapes(state).items()) == list(wire.items())
-    memory, _ = remembered()
-    for remembers in ({}, memory):  # the last encoder never leaves the client
-        got = compared.fitted(Moon(), memory=remembers)
-        assert list(compared.shapes(got.update).items()) == list(wire.items())
-        own = {k: v for k, v in compared.shapes(got.memory).items() if not k.startswith("all.")}
-        assert list(own.items()) == list(LAST.items())
-    reset = replace(compared.PLAIN, state="reset")
-    assert compared.shapes(compared.fitted(Moon(), options=reset).memory) == LAST
+    for memory in (None, remembered()[0]):  # the last encoder never leaves the client
+        compared.assert_wire(Moon(), LAST, memory=memory)
 
 
 def test_the_savings_change_no_update():

@@ -19,12 +19,11 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientResult
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.methods.scaffold import ControlState, ControlUpdate, Scaffold
 from tests.pipeline import compared
-from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
+from tests.pipeline.compared import SHAPES, Rule, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 
-WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0, state="reset")
+WHOLE = replace(compared.WHOLE, state="reset")
 RULES = {
     "sgd": WHOLE,
     "momentum": replace(WHOLE, momentum=0.9),
@@ -43,24 +42,12 @@ def test_the_first_round_is_fedavgs_bit_for_bit(experiment, task, weighting):
 
 
 def steps(options, w, corrections, data, count):
-    """K steps in NumPy by the library's documented rules; (weights, mean raw gradient)."""
-    w = dict(w)
-    total = {name: np.zeros_like(value) for name, value in w.items()}
-    first, second = ({name: np.zeros_like(value) for name, value in w.items()} for _ in range(2))
-    for k in range(1, count + 1):
-        g = slope(lambda at: base_loss("single", logits(at, data.x.numpy()), data), w)
-        for name in w:
-            total[name] += g[name]
-            d = g[name] + corrections[name] + options.weight_decay * w[name]
-            if options.name == "adam":
-                first[name] = 0.9 * first[name] + 0.1 * d
-                second[name] = 0.999 * second[name] + 0.001 * d**2
-                d = first[name] / (1 - 0.9**k) / (np.sqrt(second[name] / (1 - 0.999**k)) + 1e-8)
-            elif options.momentum:
-                first[name] = d if k == 1 else options.momentum * first[name] + d
-                d = first[name]
-            w[name] = w[name] - options.lr * d
-    return w, {name: value / count for name, value in total.items()}
+    """Take K corrected steps in NumPy; return (weights, mean raw gradient)."""
+    w, rule, raw = dict(w), Rule(options, list(w)), []
+    for _ in range(count):
+        raw.append(slope(lambda at: base_loss("single", logits(at, data.x.numpy()), data), w))
+        rule.step(w, {name: g + corrections[name] for name, g in raw[-1].items()})
+    return w, {name: np.mean([g[name] for g in raw], axis=0) for name in w}
 
 
 @pytest.mark.parametrize(("rule", "rows"), [*((rule, ()) for rule in RULES), ("sgd", (5, 10, 30))])
@@ -135,21 +122,9 @@ def test_the_gradient_that_the_optimiser_sees_is_corrected_once():
 @pytest.mark.parametrize("per_round", [2, 4])
 @pytest.mark.parametrize("optimizer", [{}, {"name": "sgd", "lr": 0.05}])
 def test_c_is_the_mean_of_all_c_i_in_every_round(experiment, per_round, optimizer):
-    """c <- c + (1/N) sum_S dc_i from zeros keeps c = (1/N) sum over ALL clients of c_i, whoever takes part; those who
-    do not keep their c_i, those who never did have zeros."""
-    rounds = compared.history(
-        experiment("scaffold", federation={"clients_per_round": per_round, "rounds": 4}, optimizer=optimizer)
-    )
-    for _, _, memories, state in rounds:
-        control = {k.removeprefix("control/"): v for k, v in state.items() if k.startswith("control/")}
-        assert control
-        for name, c in control.items():
-            mean = sum(m.get(f"control.{name}", torch.zeros_like(c)).double() for m in memories.values()) / len(
-                memories
-            )
-            assert float((c.double() - mean).abs().max()) <= 1e-6 * max(1.0, float(mean.abs().max())), name
-    _, _, first, _ = rounds[0]
-    assert sum(bool(memory) for memory in first.values()) == per_round
+    """c <- c + (1/N) sum_S dc_i from zeros keeps c = (1/N) sum over ALL clients of c_i."""
+    e = experiment("scaffold", federation={"clients_per_round": per_round, "rounds": 4}, optimizer=optimizer)
+    compared.assert_server_has_the_mean(e, "control", "control", 1e-6, 1.0)
 
 
 def test_the_server_averages_buffers_and_gives_them_no_control():

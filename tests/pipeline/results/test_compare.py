@@ -13,7 +13,7 @@ from anchorfl.tasks.errors import InputError
 
 
 def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, **params):
-    """A finished run: one round per score, 2 s apart, 1.5 MB each; accuracy is the score + 0.1."""
+    """Write a finished run: one round per score, 2 s apart, 1.5 MB each; accuracy is the score + 0.1."""
     params = {"task": "digits", "method": method, "seed": seed, "output": str(folder)} | params
     tracker = JsonLines(folder)
     tracker.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))

@@ -24,18 +24,15 @@ from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Scores
 from anchorfl.tuning.search.options import SweepOptions, resolve_metric
+from tests.runs import interrupted_before, quiet
 
 NAMES = [measure.name for measure in FAMILIES["classification"].measures]
 SPLITS = ("validation", "test")
 
 
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
 @pytest.fixture
 def classed(experiment):
-    """A small experiment on the toy texts that is scored by classification."""
+    """Return a maker of small experiments on the toy texts that are scored by classification."""
 
     def make(select="last", method="fedavg", **sections):
         return experiment(method, evaluation={"metrics": "classification", "model_selection": select}, **sections)
@@ -57,8 +54,8 @@ def test_scores_are_those_of_the_logits(classed):
         assert got[name].values["auc"] == pytest.approx(roc_auc_score(y_NC, prob_NC), abs=1e-6)
 
 
-def test_records_result_digest_and_weights(classed, experiment, tmp_path, capsys):
-    plain = run(experiment(), tmp_path / "plain", quiet)
+def test_records_result_digest_and_weights(classed, experiment, finished_run, tmp_path, capsys):
+    plain = finished_run(experiment())
     capsys.readouterr()
     result = run(classed(), tmp_path / "run", quiet)
     assert result.checksum == plain.checksum
@@ -89,7 +86,7 @@ class Scripted:
         """Nothing to start."""
 
     def start_next_round(self, round_, selected, backup_clients=()):
-        """One thing after the other."""
+        """Start nothing ahead."""
 
     def scores(self, splits):
         self.asked.append(tuple(splits))
@@ -122,8 +119,7 @@ def figures(**values):
 
 
 @pytest.mark.parametrize(
-    ("select", "round_"),
-    [("last", 4), ("best_validation", 2), ("best_validation_f1", 2), ("best_validation_sum", 1)],
+    ("select", "round_"), [("last", 4), ("best_validation", 2), ("best_validation_f1", 2), ("best_validation_sum", 1)]
 )
 @pytest.mark.parametrize("test", ["always", "last", "never"])
 def test_the_rule_picks_the_first_best_and_never_reads_the_test_split(classed, select, round_, test):
@@ -143,7 +139,7 @@ def test_the_rule_picks_the_first_best_and_never_reads_the_test_split(classed, s
 
 
 @pytest.mark.parametrize("select", ["best_validation_sum", "best_validation_f1"])
-def test_a_chosen_round_survives_an_interruption(classed, tmp_path, monkeypatch, select):
+def test_a_chosen_round_survives_an_interruption(classed, tmp_path, select):
     figure = {"best_validation_sum": "sum", "best_validation_f1": "f1_macro"}[select]
     e = classed(select, federation={"rounds": 5})
     whole = run(e, tmp_path / "whole", quiet)
@@ -151,17 +147,8 @@ def test_a_chosen_round_survives_an_interruption(classed, tmp_path, monkeypatch,
     best = max(records, key=lambda r: (r.metrics[f"validation/{figure}"], -r.round))
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["round"] == best.round
     assert whole.scores["test"] == {n: best.metrics[f"test/{n}"] for n in NAMES}
-    plain = RoundLoop._run_round
-
-    def interrupted(self, round_):
-        if round_ == 3:
-            raise KeyboardInterrupt
-        plain(self, round_)
-
-    monkeypatch.setattr(RoundLoop, "_run_round", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_before(3):
         run(e, tmp_path / "parts", quiet)
-    monkeypatch.setattr(RoundLoop, "_run_round", plain)
     again = resume(tmp_path / "parts", quiet)
     assert (again.checksum, again.scores) == (whole.checksum, whole.scores)
 

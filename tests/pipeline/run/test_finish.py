@@ -16,7 +16,7 @@ from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_record import FINAL_SCORES, read_metadata, read_records, with_final_scores
 from anchorfl.tasks.errors import InputError
-from tests.pipeline.compared import quiet
+from tests.runs import quiet
 
 
 def test_the_late_test_scores_of_the_selected_round_are_recorded(experiment, tmp_path):

@@ -13,15 +13,12 @@ import pytest
 from anchorfl.pipeline.cli.main import EXIT_QUORUM, main
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import run
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
+from tests.runs import quiet
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of one megabyte; skipped where this user may not mount one."""
+    """Mount a file system of one megabyte; skip where this user may not."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
@@ -33,7 +30,7 @@ def small_disk(tmp_path):
 
 
 def fill(place: Path, leave: int) -> Path:
-    """A file that takes all room but so many bytes."""
+    """Write a file that takes all room but so many bytes."""
     path = place / "ballast"
     with path.open("wb") as stream:
         stream.write(bytes(shutil.disk_usage(place).free - leave))

@@ -21,31 +21,24 @@ from anchorfl.tasks.contract import ClientData
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.scaling import IMAGENET_MEAN, Scaling
-from anchorfl.tasks.synthetic.pbc import write
+from tests.runs import quiet
 
 AUGMENTED = {"crop": 4, "flip": "both"}
 
 
-def quiet(line):
-    """Nobody listens."""
-
-
-@pytest.fixture(scope="session")
-def cells(tmp_path_factory):
-    """Made-up blood cells, 28 x 28 in color."""
-    folder = tmp_path_factory.mktemp("pbc")
-    write(folder, 80, 1)
-    return folder
-
-
 @pytest.fixture
-def images(experiment, cells):
-    """Two rounds of a small network on them; keywords are of the optimizer."""
+def images(experiment, made_up):
+    """Return a maker of experiments of two rounds on made-up blood cells; keywords are of the optimizer."""
 
     def make(normalize="auto", **optimizer):
         e = experiment("fedavg", federation={"rounds": 2, "epochs": 1}, optimizer=optimizer)
         task = TaskOptions(
-            name="pbc", variant="npz28", root=str(cells), clients=3, partition="iid", normalize=normalize
+            name="pbc",
+            variant="npz28",
+            root=str(made_up("pbc", 80, 1)),
+            clients=3,
+            partition="iid",
+            normalize=normalize,
         )
         return dataclasses.replace(e, task=task)
 
@@ -53,7 +46,7 @@ def images(experiment, cells):
 
 
 def in_float(data: ClientData) -> ClientData:
-    """The same rows as they were held before: all of them scaled at once."""
+    """Return the same rows as they were held before: all of them scaled at once."""
     return dataclasses.replace(data, x=data.scaling(data.x), scaling=Scaling())
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import anchorfl.pipeline.run.round_loop
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.execution.executor import SerialExecutor, scored_as
@@ -20,7 +19,7 @@ from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.evaluation import evaluate, mean_of_models
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.metrics.scores import Scores
-from tests.pipeline import compared
+from tests.runs import figures, interrupted_before, nobody, quiet
 
 OWN = (
     ("fedproto", {}),
@@ -55,14 +54,14 @@ def test_those_that_have_not_been_trained_are_scored_once():
 def test_the_score_is_the_mean_over_all_clients_of_their_networks(experiment):
     """After two rounds with clients 1 and 3 alone: the others have the first weights."""
     e = experiment("fedproto")
-    run_spec = make_run_spec(e, compared.quiet)
+    run_spec = make_run_spec(e, quiet)
     executor, model = SerialExecutor(run_spec), run_spec.model()
     first = {k: v.clone() for k, v in model.state_dict().items()}
     rows = run_spec.data().split("test", Objective("single"))
     before = executor.scores(["test"])["test"]
     assert before.values == evaluate(model, first, rows, Objective("single")).scores().values
     for round_ in (1, 2):
-        executor.round(round_, [1, 3], compared.nobody)
+        executor.round(round_, [1, 3], nobody)
     own = {
         c: {k.removeprefix("personal."): v for k, v in executor.memory(c).items() if k.startswith("personal.")}
         for c in (1, 3)
@@ -81,12 +80,12 @@ def test_the_score_is_the_mean_over_all_clients_of_their_networks(experiment):
 def test_a_model_that_has_not_changed_is_scored_once(experiment, monkeypatch, inference, passes):
     """With the nearest prototype every model may have other scores after a round."""
     e = experiment("fedproto", options={"inference": inference})
-    executor, asked = SerialExecutor(make_run_spec(e, compared.quiet)), []
+    executor, asked = SerialExecutor(make_run_spec(e, quiet)), []
     score = executor.runner.scoring.scores
     monkeypatch.setattr(executor.runner.scoring, "scores", lambda *given: asked.append(given) or score(*given))
     for number, (clients, expected) in enumerate(zip(([1, 3], [3], []), passes, strict=True), 1):
         if clients:
-            executor.round(number, clients, compared.nobody)
+            executor.round(number, clients, nobody)
         asked.clear()
         got = executor.scores(["test"])["test"]
         assert len(asked) == expected
@@ -99,10 +98,10 @@ def test_a_model_that_has_not_changed_is_scored_once(experiment, monkeypatch, in
 
 def test_fedreps_own_models_are_the_mean_body_with_own_heads(experiment):
     e = experiment("fedrep", options={"evaluate_on": "clients", "head_epochs": 2})
-    run_spec = make_run_spec(e, compared.quiet)
+    run_spec = make_run_spec(e, quiet)
     executor, model = SerialExecutor(run_spec), run_spec.model()
     first = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("head.")}
-    executor.round(1, [1, 3], compared.nobody)
+    executor.round(1, [1, 3], nobody)
     body = {k.removeprefix("weights/"): v for k, v in executor.snapshot().items()}
     rows, each = run_spec.data().split("test", Objective("single")), []
     for client in range(4):
@@ -118,9 +117,9 @@ def test_scoring_in_between_changes_no_training(experiment, method, options):
     e = experiment(method, options=options, **FEW)
     ends = []
     for scored in (True, False):
-        executor = SerialExecutor(make_run_spec(e, compared.quiet))
+        executor = SerialExecutor(make_run_spec(e, quiet))
         for round_ in (1, 2):
-            executor.round(round_, [0, round_], compared.nobody)
+            executor.round(round_, [0, round_], nobody)
             if scored:
                 executor.scores(["validation", "test"])
         ends.append(
@@ -142,7 +141,7 @@ def test_a_run_ends_without_a_model_and_says_so(experiment, tmp_path, capsys, me
     assert content["scores"] == result.scores
     assert {f"{s}/{m}": v for s, values in result.scores.items() for m, v in values.items()}.items() <= last.items()
     assert {"metrics.jsonl", "per_class.csv", "partition.json", "report"} <= {p.name for p in folder.iterdir()}
-    assert resume(folder, compared.quiet).scores == result.scores
+    assert resume(folder, quiet).scores == result.scores
     (tmp_path / "samples.txt").write_text("one text\n")
     for command, end in ((["predict", str(folder), str(tmp_path / "samples.txt")], "predict with"),
                          (["diagnose", str(folder)], "diagnose")):  # fmt: skip
@@ -155,7 +154,7 @@ def test_a_run_ends_without_a_model_and_says_so(experiment, tmp_path, capsys, me
 
 
 def test_an_unfinished_run_of_another_method_is_told_so_as_before(experiment, tmp_path, capsys):
-    run(experiment("fedavg"), tmp_path / "run", compared.quiet)
+    run(experiment("fedavg"), tmp_path / "run", quiet)
     (tmp_path / "run" / "model" / "model.json").unlink()
     (tmp_path / "samples.txt").write_text("one text\n")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "samples.txt")]) == 2
@@ -170,7 +169,7 @@ def test_the_selected_round_counts_by_its_scores(experiment, tmp_path, method, o
         method, options=options, seed=4, evaluation={"model_selection": "best_validation", "test": test},
         federation={"clients_per_round": 2, "rounds": 6, "epochs": 1}, optimizer={"lr": 0.05, "microbatch_tokens": 64},
     )  # fmt: skip
-    result = run(e, tmp_path / "run", compared.quiet)
+    result = run(e, tmp_path / "run", quiet)
     records = read_records(tmp_path / "run")[0]
     best = max(records[1:], key=lambda r: (r.metrics["validation/f1_macro"], -r.round))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["round"] == best.round < 6
@@ -186,7 +185,7 @@ def test_last_of_the_last_round_is_scored_once(experiment, tmp_path):
     assert e.tested == "last"
     assert replace(e, evaluation=replace(e.evaluation, model_selection="best_validation")).tested == "always"
     assert experiment("fedrep", evaluation={"test": "last", "model_selection": "best_validation"}).tested == "last"
-    result = run(e, tmp_path / "run", compared.quiet)
+    result = run(e, tmp_path / "run", quiet)
     assert [r.round for r in read_records(tmp_path / "run")[0] if "test/f1_macro" in r.metrics] == [4]
     assert list(result.scores) == ["validation", "test"]
 
@@ -194,34 +193,24 @@ def test_last_of_the_last_round_is_scored_once(experiment, tmp_path):
 @pytest.mark.parametrize(
     ("method", "options", "select"), [*((*m, "last") for m in OWN), ("fedproto", {}, "best_validation")], ids=str
 )
-def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, options, select):
+def test_stopped_and_resumed(experiment, tmp_path, method, options, select):
     """Memories come back from the checkpoint, those of clients that never took part as none."""
     e = experiment(method, options=options, evaluation={"model_selection": select, "test": "last"}, **FEW)
-    whole = run(e, tmp_path / "whole", compared.quiet)
-    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
-
-    def interrupted(self, round_):
-        if round_ == 3:
-            raise KeyboardInterrupt
-        plain(self, round_)
-
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(e, tmp_path / "parts", compared.quiet)
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
-    parts = resume(tmp_path / "parts", compared.quiet)
+    whole = run(e, tmp_path / "whole", quiet)
+    with interrupted_before(3):
+        run(e, tmp_path / "parts", quiet)
+    parts = resume(tmp_path / "parts", quiet)
     assert (parts.checksum, parts.scores) == (whole.checksum, whole.scores)
     for one, other in zip(*(read_records(tmp_path / name)[0] for name in ("whole", "parts")), strict=True):
-        shown = [{k: v for k, v in r.metrics.items() if not k.startswith(("system", "time"))} for r in (one, other)]
-        assert shown[0] == shown[1]
+        assert figures(one.metrics) == figures(other.metrics)
         assert one.per_class == other.per_class
 
 
-def test_the_checksum_is_that_of_what_the_server_has(experiment, tmp_path):
+def test_the_checksum_is_that_of_what_the_server_has(experiment, finished_run, tmp_path):
     """FedProto's server has no weights: prototypes tell one run from another."""
-    one, two = (run(experiment("fedproto", seed=s), tmp_path / str(s), compared.quiet).checksum for s in (1, 2))
+    one, two = (finished_run(experiment("fedproto", seed=s)).checksum for s in (1, 2))
     assert one != two
-    assert one == run(experiment("fedproto"), tmp_path / "again", compared.quiet).checksum
+    assert one == run(experiment("fedproto"), tmp_path / "again", quiet).checksum
 
 
 def test_a_model_to_register_is_refused_before_anything_starts(experiment):
@@ -240,7 +229,7 @@ def test_other_figures_are_averaged_too(experiment, tmp_path, metrics, select):
         evaluation={"metrics": metrics, "model_selection": select},
         **FEW,
     )
-    result = run(e, tmp_path / "run", compared.quiet)
+    result = run(e, tmp_path / "run", quiet)
     records, by = read_records(tmp_path / "run")[0], e.evaluation.chosen_by.name
     assert result.scores["validation"][by] == max(r.metrics[f"validation/{by}"] for r in records[1:]) < 1
     assert all(np.isfinite(v) for r in records for v in r.metrics.values())
@@ -249,7 +238,7 @@ def test_other_figures_are_averaged_too(experiment, tmp_path, metrics, select):
 def test_the_probe_scores_where_the_run_does(experiment):
     """In this process: a client trains and scores, and the server merges and does not."""
     for method, options in (("fedproto", {}), ("fedrep", {}), ("fedrep", {"evaluate_on": "clients"})):
-        run_spec = make_run_spec(experiment(method, options=options), compared.quiet)
+        run_spec = make_run_spec(experiment(method, options=options), quiet)
         server = SerialExecutor(run_spec).server
         sent = messages.pack({"broadcast": server.broadcast(1), "client_message": {}})
         client, update = measure_client(run_spec, 0, sent, on_gpu=False)

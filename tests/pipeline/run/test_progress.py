@@ -1,4 +1,4 @@
-"""What a run says of itself."""
+"""The lines that a run shows of itself."""
 
 import pytest
 

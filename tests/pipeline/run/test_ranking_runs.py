@@ -31,18 +31,15 @@ from anchorfl.tasks.metrics.ranking import Ranking, propensities
 from anchorfl.tasks.metrics.scores import FAMILIES
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
+from tests.runs import interrupted_before, quiet
 
 NAMES = [measure.name for measure in FAMILIES["ranking"].measures]
 SPLITS = ("validation", "test")
 
 
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
 @pytest.fixture
 def ranking(experiment):
-    """A small experiment on the toy multi-label task that is scored by rankings."""
+    """Return a maker of small experiments on the toy multi-label task that are scored by rankings."""
 
     def make(method="fedavg", task="toy-multi", *, evaluation=None, **sections):
         return experiment(method, task, evaluation={"metrics": "ranking"} | (evaluation or {}), **sections)
@@ -51,7 +48,7 @@ def ranking(experiment):
 
 
 def whole(executor, name):
-    """The figures of a split from matrices of all its rows, computed at once."""
+    """Return the figures of a split from matrices of all its rows, computed at once."""
     server = executor.server
     rows = server.splits[name]
     server.model.load_state_dict(server.state.weights)
@@ -107,17 +104,15 @@ def test_records_result_and_what_is_shown(ranking, tmp_path, capsys):
     assert said.count(f"  validation: {unlabeled} of ") == said.count("rows have no known label; each counts 0") == 1
 
 
-def test_the_option_is_part_of_the_digest_and_changes_no_weight(ranking, experiment, tmp_path):
+def test_the_option_is_part_of_the_digest_and_changes_no_weight(ranking, experiment, finished_run):
     decisions, ranked_ = experiment(task="toy-multi"), ranking()
     assert digest(decisions) != digest(ranked_)
-    assert run(decisions, tmp_path / "a", quiet).checksum == run(ranked_, tmp_path / "b", quiet).checksum
+    assert finished_run(decisions).checksum == finished_run(ranked_).checksum
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
-def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, monkeypatch, method):
+def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, method):
     """Stopped after two rounds and resumed; FedAlign's gate, which asks for F1 on the validation rows, works too."""
-    import anchorfl.pipeline.run.round_loop
-
     e = ranking(method, evaluation={"model_selection": "best_validation"}, federation={"rounds": 5})
     uninterrupted = run(e, tmp_path / "whole", quiet)
     records = [r for r in read_records(tmp_path / "whole")[0] if r.round]
@@ -125,17 +120,8 @@ def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, monkeypatch, me
     content = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert content["round"] == best.round
     assert uninterrupted.scores["test"] == {n: best.metrics[f"test/{n}"] for n in NAMES}
-    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
-
-    def interrupted(self, round_):
-        if round_ == 3:
-            raise KeyboardInterrupt
-        plain(self, round_)
-
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_before(3):
         run(e, tmp_path / "parts", quiet)
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
     parts = resume(tmp_path / "parts", quiet)
     assert (parts.checksum, parts.scores) == (uninterrupted.checksum, uninterrupted.scores)
 

@@ -16,54 +16,31 @@ import pytest
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import resume, run
-from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
+from tests.runs import interrupted_before, quiet, recorded
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
-def rows(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line["metrics"].items() if not k.startswith(("time/", "system/"))} | {"round": line["round"]}
-        for line in lines
-    ]
 
 
 @pytest.mark.parametrize(
     ("method", "select"),
     [*((m, "last") for m in METHODS), ("fedavg", "best_validation"), ("fedalign", "best_validation")],
 )
-def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
+def test_stopped_and_resumed(experiment, tmp_path, method, select):
     """Interrupted between any two rounds; Adam's moments, what else clients remember, the selected model and the
     records all come back.
     """
     e = experiment(method, evaluation={"model_selection": select}, federation={"rounds": 4})
     whole = run(e, tmp_path / "whole", quiet)
     folder = tmp_path / "parts"
-    import anchorfl.pipeline.run.round_loop
-
-    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
-    for stop_at in (2, 3):
-
-        def interrupted(self, round_, stop_at=stop_at):
-            if round_ == stop_at:
-                raise KeyboardInterrupt
-            plain(self, round_)
-
-        monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(e, folder, quiet) if stop_at == 2 else resume(folder, quiet)
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
+    with interrupted_before(2):
+        run(e, folder, quiet)
+    with interrupted_before(3):
+        resume(folder, quiet)
     parts = resume(folder, quiet)
-    assert parts.checksum == whole.checksum
-    assert parts.scores == whole.scores
-    assert rows(folder) == rows(tmp_path / "whole")
+    assert (parts.checksum, parts.scores) == (whole.checksum, whole.scores)
+    assert recorded(folder) == recorded(tmp_path / "whole")
     assert resume(folder, quiet).checksum == whole.checksum  # finished: told so, not trained again
 
 
@@ -90,10 +67,10 @@ def test_killed_with_sigkill_and_resumed(experiment, tmp_path):
     assert not (folder / "result.json").exists()
     got = resume(folder, quiet)
     assert got.checksum == whole.checksum
-    assert rows(folder) == rows(tmp_path / "whole")
+    assert recorded(folder) == recorded(tmp_path / "whole")
 
 
-def test_a_checkpoint_of_another_method_is_refused(experiment, tmp_path, monkeypatch):
+def test_a_checkpoint_of_another_method_is_refused(experiment, tmp_path):
     folder = tmp_path / "run"
     run(experiment("fedavg"), folder, quiet)
     (folder / "result.json").unlink()
@@ -118,19 +95,10 @@ def test_two_processes_never_share_a_folder(experiment, tmp_path):
         run(experiment("fedavg"), tmp_path / "run", quiet)
 
 
-def test_a_run_does_not_go_on_over_a_gap_in_its_records(experiment, tmp_path, monkeypatch):
+def test_a_run_does_not_go_on_over_a_gap_in_its_records(experiment, tmp_path):
     """The checkpoint says that rounds 0 to 2 are done, and the record of one is gone: nothing is changed."""
-    e, plain = experiment(), RoundLoop._run_round
-
-    def stopping(self, number):
-        if number == 3:
-            raise KeyboardInterrupt
-        plain(self, number)
-
-    monkeypatch.setattr(RoundLoop, "_run_round", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        run(e, tmp_path / "run", quiet)
-    monkeypatch.setattr(RoundLoop, "_run_round", plain)
+    with interrupted_before(3):
+        run(experiment(), tmp_path / "run", quiet)
     path = tmp_path / "run" / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + lines[2])

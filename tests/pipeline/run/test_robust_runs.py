@@ -20,7 +20,7 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
-from tests.pipeline.compared import nobody, quiet
+from tests.runs import nobody, quiet
 
 ALL = {"rounds": 6, "clients_per_round": 0, "quorum": 1.0}
 MERGES = [
@@ -79,7 +79,7 @@ def scored(e, method=None):
 
 
 def faults(counts):
-    """What a merge did to updates, without how long it took."""
+    """Return the counts of an aggregation, without its seconds."""
     assert counts.pop("time/aggregate") > 0
     return counts
 
@@ -254,25 +254,19 @@ def test_a_method_that_does_not_allow_a_merge_says_so(five, tmp_path, name, opti
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (
-            {"trim_fraction": 0.5},
-            r"^federation.trim_fraction = 0.5: must be in \[0, 0.5\), the share cut at each side$",
-        ),
+        ({"trim_fraction": 0.5},
+         r"^federation.trim_fraction = 0.5: must be in \[0, 0.5\), the share cut at each side$"),
         ({"trim_fraction": float("nan")}, r"^federation.trim_fraction = nan: must be in"),
         ({"krum_num_malicious": 0}, "^federation.krum_num_malicious = 0: must be at least 1$"),
         ({"krum_num_selected": 0}, "^federation.krum_num_selected = 0: must be at least 1$"),
         ({"clip_norm": -1.0}, "^federation.clip_norm = -1.0: must be above 0 and finite, or 0 for no clip$"),
         ({"clip_norm": float("inf")}, "^federation.clip_norm = inf: must be above 0"),
-        (
-            {"batched_clients": True, "aggregation": "median"},
-            "^federation.aggregation = 'median': federation.batched_clients computes the mean",
-        ),
-        (
-            {"batched_clients": True, "clip_norm": 1.0},
-            "^federation.clip_norm = 1: federation.batched_clients computes the mean",
-        ),
+        ({"batched_clients": True, "aggregation": "median"},
+         "^federation.aggregation = 'median': federation.batched_clients computes the mean"),
+        ({"batched_clients": True, "clip_norm": 1.0},
+         "^federation.clip_norm = 1: federation.batched_clients computes the mean"),
     ],
-)
+)  # fmt: skip
 def test_bad_options_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         FederationOptions(**options)
@@ -287,20 +281,14 @@ def test_bad_options_are_refused(options, text):
             " federation.quorum = 0.4 of 5 selected clients lets a round have 2: raise quorum or clients_per_round, or"
             " change the aggregation",
         ),
-        (
-            {"aggregation": "trimmed_mean", "trim_fraction": 0.1},
-            "trim_fraction = 0.1 of 5 answers cuts nobody; federation.quorum = 1 of 5",
-        ),
-        (
-            {"aggregation": "krum", "quorum": 0.8},
-            "krum_num_malicious = 1 needs 5 answers, not 4; federation.quorum = 0.8 of 5",
-        ),
-        (
-            {"aggregation": "krum", "krum_num_selected": 3},
-            "krum_num_selected = 3 is more than answers - krum_num_malicious - 2, which is 2; fed",
-        ),
+        ({"aggregation": "trimmed_mean", "trim_fraction": 0.1},
+         "trim_fraction = 0.1 of 5 answers cuts nobody; federation.quorum = 1 of 5"),
+        ({"aggregation": "krum", "quorum": 0.8},
+         "krum_num_malicious = 1 needs 5 answers, not 4; federation.quorum = 0.8 of 5"),
+        ({"aggregation": "krum", "krum_num_selected": 3},
+         "krum_num_selected = 3 is more than answers - krum_num_malicious - 2, which is 2; fed"),
     ],
-)
+)  # fmt: skip
 def test_a_merge_that_could_withstand_nobody_is_refused(five, options, text):
     with pytest.raises(ValueError, match=r"^federation\.aggregation") as caught:
         five(**options)

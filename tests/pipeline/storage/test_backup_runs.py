@@ -19,44 +19,40 @@ from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.restore import restore_if_remote
 from anchorfl.tasks.files import object_store
-from tests.pipeline.backups import Outage, backed_up, contents, files, quiet, rows, stop_at, whole
+from tests.pipeline.backups import Outage, backed_up, contents, files, whole
+from tests.runs import interrupted_before, quiet, recorded
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_copy_is_the_folder_and_changes_nothing(experiment, tmp_path, backup):
+def test_the_copy_is_the_folder_and_changes_nothing(experiment, finished_run, tmp_path, backup):
     e = experiment("fedalign")
-    plain = run(e, tmp_path / "plain", quiet)
     got = run(backed_up(e, backup), tmp_path / "run", quiet)
-    assert got.checksum == plain.checksum
+    assert got.checksum == finished_run(e).checksum
     assert contents(object_store.join(backup, "run")) == files(tmp_path / "run")
     assert whole(contents(object_store.join(backup, "run"))) == 3
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
-def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, backup, method):
+def test_a_fresh_machine_goes_on(experiment, finished_run, tmp_path, monkeypatch, backup, method):
     """Interrupted twice, each time taken up elsewhere: bits, rows and identity of a run that was not."""
     e = experiment(method, federation={"rounds": 4}, evaluation={"model_selection": "best_validation"})
-    expected = run(e, tmp_path / "expected", quiet)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 2)
-        with pytest.raises(KeyboardInterrupt):
-            run(backed_up(e, backup), tmp_path / "run", quiet)
+    expected = finished_run(e)
+    with interrupted_before(2):
+        run(backed_up(e, backup), tmp_path / "run", quiet)
     copy = object_store.join(backup, "run")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 4)
-        (tmp_path / "second").mkdir()
-        patch.chdir(tmp_path / "second")
-        with pytest.raises(KeyboardInterrupt):
-            resume(restore_if_remote(copy, quiet), quiet)
-        assert len(rows(Path("runs/run"))) == 4
+    (tmp_path / "second").mkdir()
+    monkeypatch.chdir(tmp_path / "second")
+    with interrupted_before(4):
+        resume(restore_if_remote(copy, quiet), quiet)
+    assert len(recorded(Path("runs/run"))) == 4
     (tmp_path / "third").mkdir()
     monkeypatch.chdir(tmp_path / "third")
     lines = []
     got = resume(restore_if_remote(copy, lines.append), quiet)
     assert lines == [f"{copy} (at 3) fetched into runs/run"]
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
-    assert rows(Path("runs/run")) == rows(tmp_path / "expected")
+    assert recorded(Path("runs/run")) == recorded(expected.folder)
     assert contents(copy) == files(Path("runs/run"))
     ids = {json.loads((f / "run.json").read_text())["id"] for f in (tmp_path / "run", Path("runs/run"))}
     assert len(ids) == 1
@@ -95,10 +91,8 @@ def test_whole_after_every_single_step(experiment, tmp_path, monkeypatch):
         object_store, "exists", lambda p: p.removeprefix("file:///backup/run/") in copy if "/backup/" in p else here(p)
     )
     e = backed_up(experiment("fedalign", federation={"rounds": 4}), "file:///backup")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3)
-        with pytest.raises(KeyboardInterrupt):
-            run(e, tmp_path / "run", quiet)
+    with interrupted_before(3):
+        run(e, tmp_path / "run", quiet)
     (tmp_path / "second").mkdir()
     monkeypatch.chdir(tmp_path / "second")
     resume(restore_if_remote("file:///backup/run", quiet), quiet)
@@ -154,15 +148,15 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
     assert main(words) == 0
     folder = Path("runs/killed")
     assert json.loads((folder / "result.json").read_text())["checksum"] == expected.checksum
-    assert rows(folder) == rows(tmp_path / "expected")
+    assert recorded(folder) == recorded(tmp_path / "expected")
     assert whole(contents(copy)) == 12
 
 
-def test_a_run_whose_backup_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
+def test_a_run_whose_backup_is_lost_is_a_run(experiment, finished_run, tmp_path, monkeypatch):
     """It ends well, says that the copy is not up to date, and ``resume`` brings it up to date."""
     monkeypatch.setattr("anchorfl.pipeline.storage.backup.END_ATTEMPTS", 1)
     e, lines = experiment("fedalign"), []
-    expected = run(e, tmp_path / "expected", quiet)
+    expected = finished_run(e)
     store = Outage(monkeypatch, down=False)
 
     def log(line):

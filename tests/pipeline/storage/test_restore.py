@@ -1,4 +1,4 @@
-"""Whose copy it is, who is further, and what is refused."""
+"""A copy that goes on: its owner, the further of the two, and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.restore import fetch_run, restore_if_ahead, restore_if_remote
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
-from tests.pipeline.backups import backed_up, contents, files, quiet, stop_at
+from tests.pipeline.backups import backed_up, contents, files
+from tests.runs import interrupted_before, quiet
 
 
 def test_no_run_overwrites_anothers_copy(experiment, tmp_path, monkeypatch, backup):
@@ -40,17 +41,13 @@ def test_who_is_further_wins(experiment, tmp_path, monkeypatch):
     backup = f"file://{tmp_path}/backup"
     e, copy = backed_up(experiment("fedavg", federation={"rounds": 4}), backup), f"{backup}/run"
     monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 2)
-        with pytest.raises(KeyboardInterrupt):
-            run(e, Path("runs/run"), quiet)
+    with interrupted_before(2):
+        run(e, Path("runs/run"), quiet)
     old = files(Path("runs/run"))
-    with monkeypatch.context() as patch:  # goes on elsewhere
-        stop_at(patch, 4)
-        (tmp_path / "second").mkdir()
+    (tmp_path / "second").mkdir()
+    with interrupted_before(4), monkeypatch.context() as patch:  # goes on elsewhere
         patch.chdir(tmp_path / "second")
-        with pytest.raises(KeyboardInterrupt):
-            resume(restore_if_remote(copy, quiet), quiet)
+        resume(restore_if_remote(copy, quiet), quiet)
     with pytest.raises(
         InputError, match=r"is further \(at 3\) than runs/run \(at 1\): move runs/run away, and go on with"
     ):

@@ -10,24 +10,14 @@ from pathlib import Path
 import pytest
 
 from anchorfl.pipeline.storage.atomic_files import read_json
-from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
 from anchorfl.pipeline.tracking import mlflow_upload
-from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, child_runs
 from anchorfl.pipeline.tracking.mlflow_store import open_store
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
 from anchorfl.tasks.errors import InputError
+from tests.pipeline.tracked import ROUNDS, begin, in_store, rounds, sweep, tree_of, whole
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
-)
-CHILDREN, ROUNDS = 20, 3
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A migrated database; every test has its own experiment in it."""
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+CHILDREN = 20
 
 
 class Killed(BaseException):
@@ -65,57 +55,12 @@ def line(monkeypatch):
     return line
 
 
-def begin(folder, study, parent=None, *, resume_at=0, seed=0, **changes):
-    tracker = JsonLines(folder, resume_at)
-    params = {"method": "fedavg", "task": "toy-single", "seed": seed}
-    tracker.begin(RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent, **changes))
-    return tracker
-
-
-def rounds(tracker, numbers, **extra):
-    for number in numbers:
-        tracker.round(RoundRecord(number, 1_700_000_000.0 + number, {"validation/f1_macro": number / 10} | extra))
-
-
-def sweep(base, children=CHILDREN):
-    """A sweep that is over: the folders of the parent and of its children."""
-    parent = base / "sweep"
-    above = begin(parent, base.name)
-    folders = []
-    for number in range(children):
-        folder = parent / "trials" / f"{number:04d}"
-        tracker = begin(folder, base.name, parent, seed=number)
-        rounds(tracker, range(ROUNDS))
-        tracker.end("FINISHED")
-        folders.append(folder)
-    rounds(above, range(ROUNDS))
-    above.end("FINISHED")
-    return parent, folders
-
-
-def in_store(uri, study):
-    """What stands in MLflow: name -> (status, name of the parent, steps)."""
-    client = open_store(uri)
-    found = client.search_runs([client.get_experiment_by_name(study).experiment_id])
-    names = {run.info.run_id: run.info.run_name for run in found}
-    assert len(set(names.values())) == len(found)
-    return {
-        run.info.run_name: (
-            run.info.status,
-            names.get(run.data.tags.get("mlflow.parentRunId")),
-            [row.step for row in client.get_metric_history(run.info.run_id, "validation/f1_macro")],
-        )
-        for run in found
-    }
-
-
 def expected(folders):
-    whole = list(range(ROUNDS))
-    return {"sweep": ("FINISHED", None, whole)} | {f.name: ("FINISHED", "sweep", whole) for f in folders}
+    return whole(Path("sweep")) | whole(*folders, parent="sweep")
 
 
 def test_a_child_hangs_below_its_parent(tmp_path, store):
-    parent, (child,) = sweep(tmp_path, 1)
+    parent, (child,) = sweep(tmp_path, tmp_path.name, 1)
     assert read_json(child / "run.json")["parent"] == os.path.join("..", "..")
     moved = tmp_path / "elsewhere"
     parent.rename(moved)  # to another machine, say
@@ -136,19 +81,13 @@ def test_a_parent_that_is_gone_is_named(tmp_path, store):
 
 
 def test_twenty_children_whose_writer_is_killed_again_and_again(tmp_path, store, line):
-    parent, folders = sweep(tmp_path)
+    parent, folders = sweep(tmp_path, tmp_path.name, CHILDREN)
     for attempt, cut in enumerate([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 23, 40, 61, 90]):
         line.requests, line.cut, line.arrives = [], cut, bool(attempt % 2)
-        tree_uploader = MlflowTreeUploader(parent, store)
-        for folder in folders:
-            tree_uploader.add(folder)
         with pytest.raises(Killed):
-            tree_uploader.upload_new()
+            tree_of(parent, store, folders).upload_new()
     line.cut = 0
-    tree_uploader = MlflowTreeUploader(parent, store)
-    for folder in folders:
-        tree_uploader.add(folder)
-        tree_uploader.add(folder)
+    tree_uploader = tree_of(parent, store, [*folders, *folders])
     tree_uploader.upload_new()
     assert tree_uploader.upload_final() == []
     assert tree_uploader.last == ROUNDS - 1
@@ -156,11 +95,9 @@ def test_twenty_children_whose_writer_is_killed_again_and_again(tmp_path, store,
 
 
 def test_children_without_news_cost_nothing(tmp_path, store, line):
-    parent, folders = sweep(tmp_path, 2)
+    parent, folders = sweep(tmp_path, tmp_path.name, 2)
     late = parent / "trials" / "late"
-    tree_uploader = MlflowTreeUploader(parent, store)
-    for folder in (*folders, late):
-        tree_uploader.add(folder)
+    tree_uploader = tree_of(parent, store, [*folders, late])
     assert tree_uploader.upload_new() == 3 * ROUNDS  # the late one has no run.json yet
     tracker = begin(late, tmp_path.name, parent)
     rounds(tracker, [0])
@@ -181,9 +118,8 @@ def test_children_without_news_cost_nothing(tmp_path, store, line):
 
 def test_a_child_that_goes_on(tmp_path, store):
     """It is resumed behind the back of the one who uploads: its record was cut and grew again."""
-    parent, (child,) = sweep(tmp_path, 1)
-    tree_uploader = MlflowTreeUploader(parent, store)
-    tree_uploader.add(child)
+    parent, (child,) = sweep(tmp_path, tmp_path.name, 1)
+    tree_uploader = tree_of(parent, store, [child])
     tree_uploader.upload_new()
     tracker = begin(child, tmp_path.name, parent, resume_at=2)
     tree_uploader.add(child)
@@ -199,13 +135,11 @@ def test_a_child_that_goes_on(tmp_path, store):
 
 
 def test_one_broken_child_does_not_hold_up_the_others(tmp_path, store):
-    parent, folders = sweep(tmp_path, 3)
+    parent, folders = sweep(tmp_path, tmp_path.name, 3)
     tracker = folders[0] / "metrics.jsonl"
     text = tracker.read_text()
     tracker.write_text("damaged\n" + text)
-    tree_uploader = MlflowTreeUploader(parent, store)
-    for folder in folders:
-        tree_uploader.add(folder)
+    tree_uploader = tree_of(parent, store, folders)
     for _ in range(2):
         with pytest.raises(InputError, match="damaged"):
             tree_uploader.upload_new()
@@ -225,7 +159,7 @@ def test_one_writer_serves_a_sweep(tmp_path, store):
     writer = MlflowWriter(parent, store, lines.append, uploader=tree_uploader, timeout_s=60)
     writer.begin(None)
     folders = [parent / f"{number}" for number in range(3)]
-    trackers = [begin(folder, tmp_path.name, parent, seed=number) for number, folder in enumerate(folders)]
+    trackers = [begin(folder, tmp_path.name, parent) for folder in folders]
     for number in range(ROUNDS):
         for folder, tracker in zip(folders, trackers, strict=True):
             rounds(tracker, [number])
@@ -257,7 +191,7 @@ writer.end("FINISHED")
 
 @pytest.mark.slow
 def test_a_process_that_is_killed(tmp_path, store):
-    parent, folders = sweep(tmp_path)
+    parent, folders = sweep(tmp_path, tmp_path.name, CHILDREN)
     open_store(store)
     command = [sys.executable, "-c", WRITE, str(parent), store]
     root = Path(mlflow_upload.__file__).parents[3]

@@ -1,37 +1,25 @@
 """A real MLflow server: runs, a sweep, a model and the registry over http."""
 
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 
 import pytest
 
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.run.lifecycle import open_tracker, run
-from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
-from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import open_store
 from anchorfl.pipeline.tracking.mlflow_writer import send
+from tests.pipeline.tracked import in_store, info_of, record, sweep, tree_of, whole
+from tests.processes import free_port, wait_for_health
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Address of a server with a database and an artifact folder of its own."""
-    base = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Yield the address of a server with a database and an artifact folder of its own."""
+    base, port = tmp_path_factory.mktemp("server"), free_port()
     open_store(f"sqlite:///{base / 'server.db'}")
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{base / 'server.db'}"]
     command += ["--artifacts-destination", str(base / "artifacts"), "--port", str(port), "--workers", "1"]
@@ -39,12 +27,7 @@ def server(tmp_path_factory):
     with (base / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=base, stdout=log, stderr=log, env=quiet, start_new_session=True)
     try:
-        for _ in range(240):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                    break
-            except OSError:  # not up yet
-                time.sleep(0.5)
+        wait_for_health(port, process)
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, 15)
@@ -54,30 +37,6 @@ def server(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")  # these tests are about rows, not about a busy machine
-
-
-def record(number):
-    return RoundRecord(number, 1_700_000_000.0 + number, {"test/f1_macro": number / 10, "system/gpu_0_memory": 7.0})
-
-
-def info_of(folder, study, parent=None):
-    params = {"method": "fedavg", "seed": 0}
-    return RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent)
-
-
-def in_store(uri, study):
-    """name -> (name of the parent, steps) of what stands in MLflow."""
-    client = open_store(uri)
-    found = client.search_runs([client.get_experiment_by_name(study).experiment_id])
-    names = {run.info.run_id: run.info.run_name for run in found}
-    assert len(set(names.values())) == len(found)
-    return {
-        run.info.run_name: (
-            names.get(run.data.tags.get("mlflow.parentRunId")),
-            [row.step for row in client.get_metric_history(run.info.run_id, "test/f1_macro")],
-        )
-        for run in found
-    }
 
 
 def test_a_run_that_is_resumed(tmp_path, server):
@@ -92,28 +51,19 @@ def test_a_run_that_is_resumed(tmp_path, server):
         else:
             tracker.parts[1].close(30)  # as a killed process leaves it
     assert lines == []
-    assert in_store(server, "resumed") == {"run": (None, [0, 1, 2, 3, 4])}
+    assert in_store(server, "resumed") == {"run": ("FINISHED", None, [0, 1, 2, 3, 4])}
     assert send(folder, server) == 0
 
 
 def test_a_sweep(tmp_path, server):
-    parent = tmp_path / "sweep"
-    folders = [parent / f"{number}" for number in range(5)]
-    for folder in (parent, *folders):
-        record_file = JsonLines(folder)
-        record_file.begin(info_of(folder, "sweep", None if folder == parent else parent))
-        for number in range(3):
-            record_file.round(record(number))
-        record_file.end("FINISHED")
-    tree_uploader = MlflowTreeUploader(parent, server)
-    for folder in folders:
-        tree_uploader.add(folder)
+    parent, folders = sweep(tmp_path, "sweep", 5, **{"system/gpu_0_memory": 7.0})
+    tree_uploader = tree_of(parent, server, folders)
     assert tree_uploader.upload_new() == 18
     assert tree_uploader.upload_final() == []
     assert send(parent, server) == 0
-    assert in_store(server, "sweep") == {"sweep": (None, [0, 1, 2])} | {f.name: ("sweep", [0, 1, 2]) for f in folders}
+    assert in_store(server, "sweep") == whole(parent) | whole(*folders, parent="sweep")
     client = open_store(server)
-    found = client.search_runs([client.get_experiment_by_name("sweep").experiment_id], "attributes.run_name = '3'")
+    found = client.search_runs([client.get_experiment_by_name("sweep").experiment_id], "attributes.run_name = '0003'")
     history = client.get_metric_history(found[0].info.run_id, "system/gpu_0_memory")  # "System metrics" in the pages
     assert [(row.step, row.value) for row in history] == [(0, 7.0), (1, 7.0), (2, 7.0)]
 

@@ -5,8 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import psutil
@@ -16,6 +14,7 @@ from mlflow import MlflowClient
 from anchorfl.pipeline.tracking import mlflow_ui
 from anchorfl.pipeline.tracking.mlflow_ui import serve, server_command
 from anchorfl.tasks.errors import InputError
+from tests.processes import MAIN, free_port, wait_for_health
 
 
 @pytest.fixture
@@ -26,9 +25,7 @@ def database(tmp_path):
 
 @pytest.fixture
 def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    return free_port()
 
 
 def test_serve_becomes_mlflow_on_loopback(database, port, monkeypatch, capsys):
@@ -50,7 +47,7 @@ def test_serve_becomes_mlflow_on_loopback(database, port, monkeypatch, capsys):
 
 
 def listening(process):
-    """Addresses at which a process and its children wait for connections."""
+    """Return the addresses at which a process and its children wait for connections."""
     try:
         family = [process, *process.children(recursive=True)]
         found = [c for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
@@ -62,25 +59,14 @@ def listening(process):
 def test_what_is_started_listens_on_loopback_alone(tmp_path, port):
     database = tmp_path / "mlflow.db"
     MlflowClient(f"sqlite:///{database}").create_experiment("one")
-    command = [sys.executable, "-c", "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"]
-    process = psutil.Popen([*command, "ui", "--uri", f"sqlite:///{database}", "--port", str(port)])
+    process = psutil.Popen([sys.executable, "-c", MAIN, "ui", "--uri", f"sqlite:///{database}", "--port", str(port)])
     try:
-        until = time.monotonic() + 120
-        while time.monotonic() < until and not answers(port):
-            assert process.poll() is None
-            time.sleep(0.2)
+        wait_for_health(port, process)
         assert listening(process) == {"127.0.0.1"}
     finally:
         for one in [*process.children(recursive=True), process]:
             one.kill()
         process.wait()
-
-
-def answers(port):
-    try:
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200
-    except OSError:
-        return False
 
 
 def test_mlflow_knows_the_options():

@@ -1,4 +1,4 @@
-"""Which store is meant, and how a new one comes to be."""
+"""The store that an address means, and the making of a new one."""
 
 import sqlite3
 from contextlib import closing

@@ -18,24 +18,11 @@ from anchorfl.pipeline.tracking import mlflow_model
 from anchorfl.pipeline.tracking.mlflow_model import LOADER, pack, requirements
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
+from tests.runs import quiet
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
-    ),
-    # MLflow 3.17.2 when mlflow.pyfunc is first imported
-    pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning"),
-]
+# MLflow 3.17.2 when mlflow.pyfunc is first imported
+pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")
 TEXTS = ["an engine and a river", "apple pear plum", "words that nobody knows"]
-
-
-def quiet(line):
-    """Nobody listens."""
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
 
 
 @pytest.fixture
@@ -49,7 +36,7 @@ def mlflow(store):
 
 
 def delivered(mlflow, folder, store):
-    """The MLflow run of a folder, and its models."""
+    """Return the MLflow client, the run of a folder, and its models."""
     client = mlflow.MlflowClient(store)
     done = client.get_run(next(iter(read_json(folder / "tracking.json").values()))["run_id"])
     found = client.search_logged_models([done.info.experiment_id], f"source_run_id = '{done.info.run_id}'")
@@ -57,7 +44,7 @@ def delivered(mlflow, folder, store):
 
 
 def is_pickle(content):
-    """Whether the bytes read as a pickle from the first to the last."""
+    """Return True where the bytes read as a pickle from the first to the last."""
     try:
         *_, (last, _, at) = pickletools.genops(content)
     except (ValueError, IndexError, UnicodeDecodeError):
@@ -112,14 +99,14 @@ def test_a_text_model_answers_as_predict_does(experiment, tmp_path, store, mlflo
     assert [file.path for file in client.list_artifacts(done.info.run_id) if "weights" in file.path] == []
 
 
-def test_a_model_of_numbers_answers_as_predict_does(experiment, tmp_path, store, mlflow):
-    run(experiment(task="toy-multi"), tmp_path / "run", quiet)
-    pack(tmp_path / "run" / "model", tmp_path / "packed")
+def test_a_model_of_numbers_answers_as_predict_does(experiment, finished_run, tmp_path, mlflow):
+    model = finished_run(experiment(task="toy-multi")).folder / "model"
+    pack(model, tmp_path / "packed")
     assert_no_pickle(tmp_path / "packed")
     values = np.random.default_rng(0).normal(size=(5, 16))
     frame = pd.DataFrame(values, columns=[f"c{number}" for number in range(16)])
     frame.to_csv(tmp_path / "values.csv", index=False)
-    expected = predict(tmp_path / "run" / "model", tmp_path / "values.csv").scores_NC.double().numpy()
+    expected = predict(model, tmp_path / "values.csv").scores_NC.double().numpy()
     loaded = mlflow.pyfunc.load_model(str(tmp_path / "packed"))
     assert _load_pyfunc.__module__ == LOADER
     assert np.array_equal(loaded.predict(frame).to_numpy(), expected)
@@ -135,9 +122,8 @@ def test_a_model_of_numbers_answers_as_predict_does(experiment, tmp_path, store,
         direct.predict([["x"] * 16])
 
 
-def test_texts_that_are_none_are_named(experiment, tmp_path):
-    run(experiment(), tmp_path / "run", quiet)
-    model = _load_pyfunc(str(tmp_path / "run" / "model"))
+def test_texts_that_are_none_are_named(experiment, finished_run):
+    model = _load_pyfunc(str(finished_run(experiment()).folder / "model"))
     assert model.predict(TEXTS).shape == (3, 4)
     for given, words in (
         (pd.DataFrame({"words": TEXTS}), "name one 'text'"),
@@ -197,9 +183,9 @@ def test_without_log_model_only_the_files_go(experiment, tmp_path, store, mlflow
     assert json.loads((tmp_path / "run" / "run.json").read_text())["log_model"] is False
 
 
-def test_a_model_that_version_0_1_logged_still_loads(experiment, tmp_path, mlflow):
+def test_a_model_that_version_0_1_logged_still_loads(experiment, finished_run, tmp_path, mlflow):
     """It names ``pipeline.mlmodel`` as its loader, and its ``model.json`` has format 1."""
-    result = run(experiment("fedalign"), tmp_path / "run", quiet)
+    result = finished_run(experiment("fedalign"))
     pack(result.folder / "model", tmp_path / "packed")
     frame = pd.DataFrame({"text": TEXTS})
     want = mlflow.pyfunc.load_model(str(tmp_path / "packed")).predict(frame)

@@ -4,45 +4,36 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.run.lifecycle import open_tracker, run
-from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
 from anchorfl.pipeline.tracking import mlflow_upload
-from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import open_store
-from anchorfl.pipeline.tracking.mlflow_ui import serve
 from anchorfl.pipeline.tracking.mlflow_writer import send
+from tests.pipeline.tracked import finished, in_store, info_of, record, sweep, tree_of, whole
+from tests.processes import free_port, wait_for_health
 
 pytest.importorskip("psycopg", reason="the driver is not installed: pip install 'psycopg[binary]'")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
-    ),
-]
+pytestmark = pytest.mark.slow
 PASSWORD = "not-a-secret"
 
 
 def binaries():
-    """Folder of ``initdb`` and ``postgres``; None where they are not installed."""
+    """Return the folder of ``initdb`` and ``postgres``; None where they are not installed."""
     found = shutil.which("initdb")
     folders = [*Path("/usr/lib/postgresql").glob("*/bin"), *([Path(found).resolve().parent] if found else [])]
     return next((f for f in folders if (f / "initdb").exists() and (f / "postgres").exists()), None)
 
 
 def person():
-    """Whom PostgreSQL runs as: it refuses root."""
+    """Return the user that PostgreSQL runs as: it refuses root."""
     if os.getuid():
         return {}
     names = {entry.pw_name: entry for entry in pwd.getpwall()}
@@ -52,15 +43,9 @@ def person():
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def server():
-    """Port of a server with one user, ``anchorfl``."""
+    """Yield the port of a server with one user, ``anchorfl``."""
     tools = binaries()
     if tools is None:
         pytest.skip("no PostgreSQL server is installed (initdb is neither on PATH nor below /usr/lib/postgresql)")
@@ -107,7 +92,7 @@ def address(port, database="postgres"):
 
 @pytest.fixture
 def database(server, request):
-    """The address of a database of the test's own."""
+    """Create a database for the test; return its address."""
     import psycopg
 
     name = request.node.name.replace("[", "_").replace("]", "")[:40]
@@ -116,37 +101,11 @@ def database(server, request):
     return address(server, name)
 
 
-def written(folder, parent=None, study="study"):
-    """A run of three rounds that is over."""
-    record_file = JsonLines(folder)
-    params = {"method": "fedavg", "seed": 0}
-    record_file.begin(RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent))
-    for number in range(3):
-        record_file.round(RoundRecord(number, 1_700_000_000.0 + number, {"test/f1_macro": number / 10}))
-    record_file.end("FINISHED")
-    return folder
-
-
-def in_store(uri, study="study"):
-    """name -> (name of the parent, steps) of what stands in MLflow."""
-    client = open_store(uri)
-    found = client.search_runs([client.get_experiment_by_name(study).experiment_id])
-    names = {run.info.run_id: run.info.run_name for run in found}
-    assert len(set(names.values())) == len(found)
-    return {
-        run.info.run_name: (
-            names.get(run.data.tags.get("mlflow.parentRunId")),
-            [row.step for row in client.get_metric_history(run.info.run_id, "test/f1_macro")],
-        )
-        for run in found
-    }
-
-
 def test_a_run_and_its_model(experiment, tmp_path, database, monkeypatch):
     lines, folder = [], tmp_path / "run"
     run(experiment(tracking={"uri": database, "register": "winner"}), folder, lines.append)
     assert not [line for line in lines if "MLflow" in line]
-    assert in_store(database, "toy-single") == {"run": (None, [0, 1, 2, 3])}
+    assert in_store(database, "toy-single") == {"run": ("FINISHED", None, [0, 1, 2, 3])}
     assert send(folder, database) == 0
     client = open_store(database)
     version = client.get_model_version_by_alias("winner", "champion")
@@ -164,15 +123,12 @@ def test_a_run_and_its_model(experiment, tmp_path, database, monkeypatch):
 
 
 def test_a_sweep(tmp_path, database):
-    parent = written(tmp_path / "sweep")
-    folders = [written(parent / f"{number}", parent) for number in range(5)]
-    tree_uploader = MlflowTreeUploader(parent, database)
-    for folder in folders:
-        tree_uploader.add(folder)
+    parent, folders = sweep(tmp_path, "study", 5)
+    tree_uploader = tree_of(parent, database, folders)
     assert tree_uploader.upload_new() == 18
     assert tree_uploader.upload_final() == []
     assert send(parent, database) == 0
-    assert in_store(database) == {"sweep": (None, [0, 1, 2])} | {f.name: ("sweep", [0, 1, 2]) for f in folders}
+    assert in_store(database, "study") == whole(parent) | whole(*folders, parent="sweep")
 
 
 SEND = (
@@ -184,24 +140,24 @@ SEND = (
 def test_two_machines_that_meet_an_empty_database(tmp_path, database):
     """Each has a folder of its own for temporary files, so that MLflow's own lock does not see the other."""
     root, processes = Path(mlflow_upload.__file__).parents[3], []
-    for name in ("one", "two", "three"):
-        folder = written(tmp_path / name / "runs" / name)
-        (tmp_path / name / "tmp").mkdir()
-        own = os.environ | {"TMPDIR": str(tmp_path / name / "tmp")}
+    folders = [finished(tmp_path / name / "runs" / name, "study") for name in ("one", "two", "three")]
+    for folder in folders:
+        temporary = folder.parents[1] / "tmp"
+        temporary.mkdir()
+        own = os.environ | {"TMPDIR": str(temporary)}
         command = [sys.executable, "-c", SEND, str(folder), database]
         processes.append(subprocess.Popen(command, cwd=root, env=own, stderr=subprocess.PIPE, text=True))
     told = [process.communicate(timeout=200)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], told
-    assert in_store(database) == {name: (None, [0, 1, 2]) for name in ("one", "two", "three")}
+    assert in_store(database, "study") == whole(*folders)
 
 
 def test_a_server_that_is_not_there_costs_one_line(tmp_path):
     lines, folder = [], tmp_path / "run"
     options = TrackingOptions(uri=f"postgresql+psycopg://anchorfl:{PASSWORD}@127.0.0.1:{free_port()}/runs")
     tracker = open_tracker(options, folder, 0, lines.append)
-    params = {"method": "fedavg"}
-    tracker.begin(RunInfo(name="run", experiment="study", params=params, folder=folder))
-    tracker.round(RoundRecord(1, 1.0, {}))
+    tracker.begin(info_of(folder, "study"))
+    tracker.round(record(1))
     tracker.end("FINISHED")
     assert len(lines) == 1
     assert "refused" in lines[0]
@@ -213,8 +169,7 @@ SERVE = "import sys; from anchorfl.pipeline.tracking.mlflow_ui import serve; ser
 
 
 def test_the_pages(tmp_path, database):
-    assert serve.__module__ == "anchorfl.pipeline.tracking.mlflow_ui"
-    folder = written(tmp_path / "runs" / "run")
+    folder = finished(tmp_path / "runs" / "run", "study")
     send(folder, database)
     root, port = Path(mlflow_upload.__file__).parents[3], free_port()
     own = os.environ | {"PYTHONPATH": str(root)}
@@ -222,14 +177,9 @@ def test_the_pages(tmp_path, database):
         command = [sys.executable, "-c", SERVE, database, str(port)]
         process = subprocess.Popen(command, cwd=tmp_path, env=own, stdout=log, stderr=log, start_new_session=True)
         try:
-            for _ in range(240):
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                        break
-                except OSError:  # not up yet
-                    time.sleep(0.5)
+            wait_for_health(port, process)
             assert PASSWORD not in Path(f"/proc/{process.pid}/cmdline").read_text()
-            assert in_store(f"http://127.0.0.1:{port}") == {"run": (None, [0, 1, 2])}
+            assert in_store(f"http://127.0.0.1:{port}", "study") == whole(folder)
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(120)

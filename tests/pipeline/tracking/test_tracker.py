@@ -16,18 +16,7 @@ from anchorfl.pipeline.tracking.mlflow_entities import NONFINITE, ROUND_COMPLETE
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 
-# MLflow 3.17.2 maps its tables with SQLAlchemy's ``noload``, deprecated since SQLAlchemy 2.1: not ours to mend.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
-)
 DEAD = "http://127.0.0.1:9"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A migrated database; every test has its own experiment in it."""
-    folder = tmp_path_factory.mktemp("store")
-    return f"sqlite:///{folder / 'mlflow.db'}"
 
 
 @pytest.fixture

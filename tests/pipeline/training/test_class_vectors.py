@@ -21,6 +21,7 @@ from anchorfl.pipeline.run.provenance import run_info
 from anchorfl.pipeline.training.class_vectors import concept_request, draw_prompts
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.registry import find_task
+from tests.runs import quiet
 from tests.tiny_bert import WIDTH, saved_bert
 
 PROMPTS = "a photo of {name} | {name}. | a {name} | {name}"
@@ -34,7 +35,7 @@ class WithConcepts(FedAvg):
 
 @pytest.fixture
 def named(experiment):
-    """An experiment whose method asks for class concepts."""
+    """Return a maker of experiments whose method asks for class concepts."""
 
     def make(task="digits", **embeddings):
         e = experiment("fedavg", task, class_embeddings=embeddings)
@@ -48,10 +49,6 @@ def named(experiment):
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 def made_up(asked, seed=0):

@@ -129,7 +129,7 @@ def test_a_first_mini_batch_without_a_labeled_row_counts_as_a_step(name):
 
 
 def indexed(lengths):
-    """Rows that carry their own number as their label."""
+    """Make rows that carry their own number as their label."""
     n = len(lengths)
     x = torch.ones(n, max([*lengths, 1]), dtype=torch.int32)
     number = torch.arange(n, dtype=torch.float32)[:, None]

@@ -10,7 +10,7 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.training.client import RowCache
 from anchorfl.tasks.contract import Card, ClientData
-from tests.pipeline.compared import quiet
+from tests.runs import quiet
 
 
 def rows(client, count=100):

@@ -1,4 +1,4 @@
-"""What a client sees and tells."""
+"""The labels that a client sees and tells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MULTI = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], dtype=bool)
 
 
 def seen(y_NC, given, classes, kind):
-    """What is disclosed, as lists."""
+    """Return what is disclosed, as lists."""
     given = None if given is None else pa.array(given, pa.list_(pa.int32()))
     labels, known = disclose(Labels.of_matrix(y_NC), given, classes, kind)
     return labels.lists().to_pylist(), known.to_pylist()

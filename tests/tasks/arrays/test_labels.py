@@ -27,7 +27,7 @@ def rarest_of(y_NC):
 
 
 def same(labels, y_NC):
-    """All that labels say about themselves is what the dense matrix says."""
+    """Assert that all that labels say about themselves is what the dense matrix says."""
     assert len(labels) == len(y_NC)
     assert labels.classes == y_NC.shape[1]
     assert np.array_equal(labels.matrix(), y_NC)

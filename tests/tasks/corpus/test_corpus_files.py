@@ -40,7 +40,7 @@ def equal(found, counts):
 
 
 def write(folder, texts):
-    """The same articles as JSON lines, Parquet and text."""
+    """Write the same articles as JSON lines, Parquet and text."""
     rows = [json.dumps({"id": n, "text": text}) for n, text in enumerate(texts)]
     (folder / "a.jsonl").write_text("\ufeff" + "\n\n".join(rows) + '\n{"text": null}')
     (folder / "a.ndjson.gz").write_bytes(gzip.compress("\r\n".join(rows).encode()))

@@ -96,7 +96,7 @@ def sentences(part):
 
 
 def oracle(names, text, segment, layout, window, stem):
-    """All names in all windows of all segments."""
+    """Find all names in all windows of all segments."""
     wanted = []
     for name in names:
         words = [word.lower() for word in WORD.findall(name)]

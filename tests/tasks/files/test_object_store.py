@@ -19,7 +19,7 @@ from anchorfl.tasks.files import object_store
 
 @pytest.fixture(params=["path", "file", "s3", "query"])
 def location(request, tmp_path, monkeypatch):
-    """An empty place of every kind; ``query``: an S3 endpoint that the address names itself."""
+    """Return an empty place of every kind; ``query``: an S3 endpoint that the address names itself."""
     if request.param == "path":
         return str(tmp_path / "some where")
     if request.param == "file":
@@ -177,6 +177,6 @@ def test_a_file_with_another_checksum_is_refused(tmp_path):
 
 
 def test_a_draft_is_no_file(tmp_path):
-    """What a kill leaves on a disk is not listed."""
+    """Drafts that a kill leaves on a disk are not listed."""
     (Path(tmp_path) / ".a-1-ff.tmp").write_bytes(b"half")
     assert object_store.sizes(f"file://{tmp_path}") == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -16,14 +17,14 @@ from anchorfl.tasks.files.bad_rows import BadRows, skipped
 from anchorfl.tasks.images.coco import CLASSES, GROUPS, coco2014, images_of
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.synthetic import coco as synthetic
+from tests.tasks.raw_tables import GONE, put
 
 TRAIN = "annotations/instances_train2014.json"
 
 
 @pytest.fixture
-def folder(tmp_path):
-    synthetic.write(tmp_path, 120, seed=3)
-    return tmp_path
+def folder(made_up, tmp_path):
+    return shutil.copytree(made_up("coco2014", 120, 3), tmp_path, dirs_exist_ok=True)
 
 
 def read(folder, **options):
@@ -79,36 +80,23 @@ def test_plain_and_gzip_are_one(folder):
         read(folder)
 
 
-def edit_category(content):
-    content["annotations"][4]["category_id"] = 12
-
-
-def edit_image(content):
-    content["annotations"][4]["image_id"] = "9"
-
-
-def edit_twice(content):
-    content["images"][4]["id"] = content["images"][2]["id"]
-
-
-def edit_path(content):
-    content["images"][4]["file_name"] = "../up.jpg"
-
-
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("place", "value", "message"),
     [
-        (edit_category, "annotations[4] (id {annotation}): category_id 12 of image {image} is no category of the file"),
-        (edit_image, "annotations[4] (id {annotation}): image_id -1 is no image of the file; correct it"),
-        (edit_twice, "images[4]: id {second} is that of images[2]; correct one"),
-        (edit_path, "images[4] needs a whole number as id and a file_name without folder; correct it"),
+        (("annotations", 4, "category_id"), 12,
+         "annotations[4] (id {annotation}): category_id 12 of image {image} is no category of the file"),
+        (("annotations", 4, "image_id"), "9",
+         "annotations[4] (id {annotation}): image_id -1 is no image of the file; correct it"),
+        (("images", 4, "id"), "second", "images[4]: id {second} is that of images[2]; correct one"),
+        (("images", 4, "file_name"), "../up.jpg",
+         "images[4] needs a whole number as id and a file_name without folder; correct it"),
     ],
-)
-def test_a_bad_entry_is_named_or_left_out(folder, edit, message):
+)  # fmt: skip
+def test_a_bad_entry_is_named_or_left_out(folder, place, value, message):
     content = content_of(folder)
     annotation, second = content["annotations"][4], content["images"][2]["id"]
     message = message.format(annotation=annotation["id"], image=annotation["image_id"], second=second)
-    edit(content)
+    put(content, place, second if value == "second" else value)
     (folder / TRAIN).write_text(json.dumps(content))
     with pytest.raises(InputError, match=re.escape(f"{folder / TRAIN}: {message}")):
         read(folder)
@@ -116,7 +104,7 @@ def test_a_bad_entry_is_named_or_left_out(folder, edit, message):
     count, listed = skipped(table)
     assert listed[0].startswith(f"{folder / TRAIN}: {message}")
     assert count == len(listed)
-    if edit is edit_category:
+    if place[-1] == "category_id":
         assert (count, table.num_rows) == (1, 119)
         assert annotation["image_id"] not in table["row"].to_pylist()
 
@@ -137,39 +125,21 @@ def test_missing_images_are_counted(folder):
         read(folder, on_bad_row="skip")
 
 
-def edit_name(content):
-    content["categories"][5]["name"] = "busk"
-
-
-def edit_fewer(content):
-    del content["categories"][5]
-
-
-def edit_same(content):
-    content["categories"][5] = content["categories"][4]
-
-
-def edit_key(content):
-    del content["annotations"]
-
-
-def edit_bare(content):
-    del content["annotations"][7]["category_id"]
-
-
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("place", "value", "message"),
     [
-        (edit_name, r": categories[5]: 'busk' is no category of COCO 2014 (did you mean 'bus'?); correct the name"),
-        (edit_fewer, ": 79 of 80 categories, 'bus' is missing; get the file again"),
-        (edit_same, ": categories[5]: 'airplane' has no id, or name or id stand twice; get the file again"),
-        (edit_key, ": no list 'annotations' in the file; get it again"),
-        (edit_bare, ": annotations[7] has no category_id; get the file again"),
+        (("categories", 5, "name"), "busk",
+         ": categories[5]: 'busk' is no category of COCO 2014 (did you mean 'bus'?); correct the name"),
+        (("categories", 5), GONE, ": 79 of 80 categories, 'bus' is missing; get the file again"),
+        (("categories", 5), "before",
+         ": categories[5]: 'airplane' has no id, or name or id stand twice; get the file again"),
+        (("annotations",), GONE, ": no list 'annotations' in the file; get it again"),
+        (("annotations", 7, "category_id"), GONE, ": annotations[7] has no category_id; get the file again"),
     ],
-)
-def test_a_wrong_file_is_refused_whatever_is_skipped(folder, edit, message):
+)  # fmt: skip
+def test_a_wrong_file_is_refused_whatever_is_skipped(folder, place, value, message):
     content = content_of(folder)
-    edit(content)
+    put(content, place, content["categories"][4] if value == "before" else value)
     (folder / TRAIN).write_text(json.dumps(content))
     with pytest.raises(InputError, match=re.escape(f"{folder / TRAIN}{message}")):
         read(folder, on_bad_row="skip")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.images import ham10000
 from anchorfl.tasks.images.ham10000_rows import CODES
-from anchorfl.tasks.options import TaskOptions
+from tests.tasks.raw_tables import columns, left_out, options, put_arrays
 
 META, TABLE, THUMBS = "HAM10000_metadata.csv.gz", "hmnist_8_8_L.csv.gz", "ham10000_thumbs_64.npz"
 
@@ -24,25 +25,14 @@ def lesions(ham_folder, tmp_path):
     return shutil.copytree(ham_folder, tmp_path / "ham")
 
 
-def options(variant, **more):
-    return TaskOptions(variant=variant, **more)
-
-
-def columns(table, *names):
-    return list(zip(*(table[name].to_pylist() for name in names), strict=True))
+def read(folder, variant="hmnist_8_8_L", **more):
+    return ham10000.read(folder, options(variant, **more))
 
 
 def edit(path, change):
     """Change the list of lines of a gzipped text."""
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
     path.write_bytes(gzip.compress("\n".join(change(lines) or lines).encode()))
-
-
-def put(path, **arrays):
-    """Replace arrays of an .npz file; None removes one."""
-    with np.load(path) as content:
-        kept = {name: content[name] for name in content.files}
-    np.savez(path, **{name: array for name, array in (kept | arrays).items() if array is not None})
 
 
 @pytest.mark.parametrize(
@@ -56,17 +46,14 @@ def put(path, **arrays):
     ],
 )
 def test_bad_metadata_are_named_or_left_out(lesions, line, message):
-    whole = ham10000.read(lesions, options("hmnist_8_8_L"))
+    whole = read(lesions)
     rows = []
     edit(lesions / META, lambda lines: rows.extend(lines))
     first = rows[1].split(",")[1]
     edit(lesions / META, lambda lines: [*lines[:4], line.format(first=first), *lines[5:]])
     expected = f"{lesions / META}:5: {message.format(first=first)}; correct the line"
     expected = expected.replace("akiec, bcc;", "akiec, bcc, bkl, df, mel, nv, vasc;")
-    with pytest.raises(InputError, match=re.escape(expected)):
-        ham10000.read(lesions, options("hmnist_8_8_L"))
-    table = ham10000.read(lesions, options("hmnist_8_8_L", on_bad_row="skip"))
-    assert skipped(table) == (1, [expected])
+    table = left_out(partial(read, lesions), expected)
     assert table["row"].to_pylist() == [row for row in range(whole.num_rows) if row != 3]
     assert table["image"].to_pylist() == [p for row, p in enumerate(whole["image"].to_pylist()) if row != 3]
 
@@ -83,41 +70,38 @@ def test_bad_metadata_are_named_or_left_out(lesions, line, message):
     ],
 )
 def test_bad_lines_of_pixels_are_named_or_left_out(lesions, change, message):
-    whole = ham10000.read(lesions, options("hmnist_8_8_L"))
+    whole = read(lesions)
     edit(lesions / TABLE, lambda lines: [*lines[:4], ",".join(change(lines[4].split(","))), *lines[5:]])
     expected = f"{lesions / TABLE}:5: {message}; correct the line"
-    with pytest.raises(InputError, match=re.escape(expected)):
-        ham10000.read(lesions, options("hmnist_8_8_L"))
-    table = ham10000.read(lesions, options("hmnist_8_8_L", on_bad_row="skip"))
-    assert skipped(table) == (1, [expected])
+    table = left_out(partial(read, lesions), expected)
     assert table.equals(whole.filter(pa.array([row != 3 for row in range(whole.num_rows)])))
 
 
 def test_files_of_other_lengths_and_headers_are_named(lesions):
-    total = ham10000.read(lesions, options("hmnist_8_8_L")).num_rows
+    total = read(lesions).num_rows
     edit(lesions / TABLE, lambda lines: lines[:-2])
     expected = f"{lesions / META}:{total}: {lesions / TABLE} has no such line (the first of 2 like it); get both files"
     with pytest.raises(InputError, match=re.escape(expected)):
-        ham10000.read(lesions, options("hmnist_8_8_L"))
+        read(lesions)
     edit(lesions / META, lambda lines: lines[:-5])
     expected = f"{lesions / TABLE}:{total - 3}: {lesions / META} has no such line (the first of 3 like it); get both"
     with pytest.raises(InputError, match=re.escape(expected)):
-        ham10000.read(lesions, options("hmnist_8_8_L"))
-    table = ham10000.read(lesions, options("hmnist_8_8_L", on_bad_row="skip"))
+        read(lesions)
+    table = read(lesions, on_bad_row="skip")
     assert (table.num_rows, skipped(table)[0]) == (total - 5, 3)
     edit(lesions / TABLE, lambda lines: lines[1:])
     with pytest.raises(InputError, match=r"hmnist_8_8_L\.csv\.gz:1: the header is not pixel0000\.\.pixel0063,label"):
-        ham10000.read(lesions, options("hmnist_8_8_L"))
+        read(lesions)
     edit(lesions / META, lambda lines: [lines[0].replace("dx,", "diagnosis,"), *lines[1:]])
     with pytest.raises(InputError, match=r"metadata\.csv\.gz:1: no column dx in the header; get the file again"):
-        ham10000.read(lesions, options("hmnist_8_8_L"))
+        read(lesions)
     edit(lesions / META, lambda lines: ["lesion_id,image_id,dx"])
     with pytest.raises(InputError, match=r"metadata\.csv\.gz: the file has no rows; get it again"):
-        ham10000.read(lesions, options("hmnist_8_8_L"))
+        read(lesions)
 
 
 def test_images_and_metadata_must_match(lesions):
-    whole = ham10000.read(lesions, options(""))
+    whole = read(lesions, "")
     photos = sorted(lesions.rglob("*.jpg"))
     row_of = {path.split("/")[-1]: row for row, path in columns(whole, "row", "image")}
     damaged, *gone, twice = photos[0], photos[1], photos[2], photos[3]
@@ -143,7 +127,7 @@ def test_images_and_metadata_must_match(lesions):
         f"{missing[1]}; get the image",
         f"{damaged}: the image cannot be read: it is no image of a known format; get the file again, or delete it",
     ]
-    table = ham10000.read(lesions, options("", on_bad_row="skip"))
+    table = read(lesions, "", on_bad_row="skip")
     assert sorted(skipped(table)[1]) == sorted(messages)
     left_out = {*lost, row_of[damaged.name]}
     assert columns(table, "row", "split", "subject") == [
@@ -151,26 +135,26 @@ def test_images_and_metadata_must_match(lesions):
     ]
     for message, hint in ((messages[0], [copy]), (messages[1], strangers)):
         with pytest.raises(InputError, match=re.escape(message)):
-            ham10000.read(lesions, options(""))
+            read(lesions, "")
         for path in hint:
             path.unlink()
     with pytest.raises(InputError, match=f"{of_row[lost[0]]} is not among the {whole.num_rows - 2} image files"):
-        ham10000.read(lesions, options(""))
+        read(lesions, "")
     for path in gone:
         shutil.copyfile(twice, path)
     with pytest.raises(InputError, match=re.escape(messages[-1])):
-        ham10000.read(lesions, options(""))
+        read(lesions, "")
 
 
 def test_bad_thumbnails_are_named_or_left_out(lesions):
     path = lesions / THUMBS
-    whole = ham10000.read(lesions, options("thumbs64"))
+    whole = read(lesions, "thumbs64")
     with np.load(path) as content:
         ids, labels = content["image_ids"], content["labels"]
     ids[3], ids[5], labels[8] = "ISIC_9999999", ids[4], (labels[8] + 1) % 7
-    put(path, image_ids=ids, labels=labels)
+    put_arrays(path, image_ids=ids, labels=labels)
     says = [CODES[labels[8]], CODES[(labels[8] + 6) % 7]]
-    table = ham10000.read(lesions, options("thumbs64", on_bad_row="skip"))
+    table = read(lesions, "thumbs64", on_bad_row="skip")
     count, listed = skipped(table)
     assert (count, table.num_rows) == (3, whole.num_rows - 3)
     for message, expected in zip(
@@ -184,18 +168,18 @@ def test_bad_thumbnails_are_named_or_left_out(lesions):
     ):
         assert message.startswith(expected)
     with pytest.raises(InputError, match=re.escape(listed[0])):
-        ham10000.read(lesions, options("thumbs64"))
-    put(path, images=np.zeros((len(ids), 64, 32, 3), np.uint8))
+        read(lesions, "thumbs64")
+    put_arrays(path, images=np.zeros((len(ids), 64, 32, 3), np.uint8))
     with pytest.raises(InputError, match=r"images has shape \(\d+, 64, 32, 3\) of uint8, not \(rows, side, side, 3\)"):
-        ham10000.read(lesions, options("thumbs64", on_bad_row="skip"))
+        read(lesions, "thumbs64", on_bad_row="skip")
 
 
 def test_nothing_left_is_an_error(lesions):
     for path in lesions.rglob("*.jpg"):
         path.write_bytes(b"no jpeg")
     with pytest.raises(InputError, match=r"no image of \*\*/ISIC_\*\.jpg has a good row in HAM10000_metadata\.csv"):
-        ham10000.read(lesions, options("", on_bad_row="skip"))
+        read(lesions, "", on_bad_row="skip")
     for path in lesions.rglob("*.jpg"):
         path.unlink()
     with pytest.raises(InputError, match=r"no file \*\*/ISIC_\*\.jpg there"):
-        ham10000.read(lesions, options(""))
+        read(lesions, "")

@@ -18,22 +18,16 @@ from anchorfl.tasks.images import kvasir, oct_c8
 from anchorfl.tasks.images.folders import list_folders, same_content, split_7_1_2
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import kvasir as kvasir_twin
-from anchorfl.tasks.synthetic import oct_c8 as oct_c8_twin
 
 
-@pytest.fixture(scope="module")
-def oct_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("oct")
-    oct_c8_twin.write(folder, 240, 0)
-    return folder
+@pytest.fixture
+def oct_folder(made_up):
+    return made_up("oct-c8", 240, 0)
 
 
-@pytest.fixture(scope="module")
-def kvasir_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kvasir")
-    kvasir_twin.write(folder, 160, 0)
-    return folder
+@pytest.fixture
+def kvasir_folder(made_up):
+    return made_up("kvasir-v2", 160, 0)
 
 
 @pytest.fixture
@@ -74,20 +68,6 @@ def test_equal_contents_share_a_number(tmp_path):
 # ---------------------------------------------------------------------------------------------------------- data sets
 
 
-def test_oct_pairs_folders_with_names_by_name():
-    """FedBM's code has macular hole and diabetic retinopathy swapped."""
-    assert dict(zip(oct_c8.FOLDERS, oct_c8.CLASSES, strict=True)) == {
-        "AMD": "age-related macular degeneration",
-        "CNV": "choroidal neovascularization",
-        "CSR": "central serous retinopathy",
-        "DME": "diabetic macular edema",
-        "DR": "diabetic retinopathy",
-        "DRUSEN": "choroidal drusen",
-        "MH": "macular hole",
-        "NORMAL": "normal retina",
-    }
-
-
 def test_oct_reads_what_was_written(oct_folder):
     task = oct_c8.oct_c8()
     table = task.read(oct_folder, TaskOptions(name="oct-c8"))
@@ -102,7 +82,7 @@ def test_oct_reads_what_was_written(oct_folder):
 
 
 def fed(data):
-    """All inputs as a network takes them."""
+    """Return all inputs as a network takes them."""
     return data.rows(torch.arange(len(data))).x
 
 
@@ -126,7 +106,7 @@ def test_twins_are_prepared_and_can_be_learnt(which, request, tmp_path):
     assert (nearest == test.y_NC.argmax(1).numpy()).mean() > 0.8
 
 
-def test_kvasir_splits_every_class_the_same_way(kvasir_folder, tmp_path):
+def test_kvasir_splits_every_class_the_same_way(kvasir_folder):
     table = kvasir.read(kvasir_folder, TaskOptions(name="kvasir-v2"))
     sides = Counter(
         zip(table["split"].to_pylist(), table["labels"].combine_chunks().flatten().to_pylist(), strict=True)
@@ -152,7 +132,7 @@ def test_equal_files_stay_on_one_side(kvasir_folder, tmp_path):
 
 
 def spoil(folder, fault):
-    """Spoil a copy of the synthetic OCT files; the path that the message names."""
+    """Spoil a copy of the synthetic OCT files; return the path that the message names."""
     train = folder / "train"
     if fault == "unknown":
         return (train / "DRUSEN").rename(train / "DRUSSEN")

@@ -21,40 +21,19 @@ from anchorfl.tasks.images.folders import same_content
 from anchorfl.tasks.images.ham10000_rows import CODES, DIAGNOSES, KAGGLE
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import pbc as pbc_twin
+from tests.tasks.raw_tables import classes, columns, options, put_arrays
 
 META = "HAM10000_metadata.csv.gz"
 
 
-@pytest.fixture(scope="module")
-def pbc_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pbc")
-    pbc_twin.write(folder, 80, 0)
-    return folder
+@pytest.fixture
+def pbc_folder(made_up):
+    return made_up("pbc", 80, 0)
 
 
 @pytest.fixture
 def cells(pbc_folder, tmp_path):
     return shutil.copytree(pbc_folder, tmp_path / "pbc")
-
-
-def options(variant, **more):
-    return TaskOptions(variant=variant, **more)
-
-
-def columns(table, *names):
-    return list(zip(*(table[name].to_pylist() for name in names), strict=True))
-
-
-def classes(table):
-    return table["labels"].combine_chunks().flatten().to_numpy()
-
-
-def put(path, **arrays):
-    """Replace arrays of an .npz file; None removes one."""
-    with np.load(path) as content:
-        kept = {name: content[name] for name in content.files}
-    np.savez(path, **{name: array for name, array in (kept | arrays).items() if array is not None})
 
 
 # ---------------------------------------------------------------------------------------------------------------- PBC
@@ -88,9 +67,8 @@ def test_pbc_photographs_and_arrays_agree(pbc_folder):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_equal_pictures_are_on_one_side(tmp_path, seed):
-    pbc_twin.write(tmp_path, 80, seed)
-    table = pbc.read(tmp_path, options("npz28"))
+def test_equal_pictures_are_on_one_side(made_up, seed):
+    table = pbc.read(made_up("pbc", 80, seed), options("npz28"))
     pixels = np.array(table["image"].to_pylist(), dtype=np.uint8)
     sides = defaultdict(list)
     for unit, side, class_ in zip(same_content(pixels), table["split"].to_pylist(), classes(table), strict=True):
@@ -130,7 +108,7 @@ def test_pbc_is_prepared(pbc_folder, tmp_path, variant):
 @pytest.mark.parametrize("on_bad_row", ["error", "skip"])
 def test_bad_arrays_are_named(cells, arrays, message, on_bad_row):
     path = cells / "pbc_28.npz"
-    put(path, **arrays)
+    put_arrays(path, **arrays)
     with pytest.raises(InputError, match=re.escape(f"{path}: {message}")):
         pbc.read(cells, options("npz28", on_bad_row=on_bad_row))
 
@@ -142,7 +120,7 @@ def test_bad_rows_of_arrays_are_named_or_left_out(cells):
         names, labels = content["filenames"], content["labels"]
     names[7] = names[5]
     labels[20], labels[81] = 200, 0
-    put(path, filenames=names, labels=labels)
+    put_arrays(path, filenames=names, labels=labels)
     messages = [
         f"{path}: row 7: {str(names[5])!r} stands in row 5 already; get the file again",
         f"{path}: row 20: label 200 is no place in class_names (0..7); get the file again",

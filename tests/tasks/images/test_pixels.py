@@ -149,7 +149,7 @@ def test_stored_pixels_are_checked(rows, message):
         encode_pixels(pa.table({"pixels": pa.array(rows)}), RGB)
 
 
-def test_the_spec_scales_as_imagenet(tmp_path):
+def test_the_spec_scales_as_imagenet():
     spec = image_spec(TaskOptions(image_size=2), 128)
     assert (spec.shape, spec.mean, spec.levels) == ((3, 2, 2), IMAGENET_MEAN, 255)
     assert image_spec(TaskOptions(), 128, 1) == InputSpec("image", (1, 128, 128), levels=255)

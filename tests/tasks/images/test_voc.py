@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -34,9 +35,8 @@ LISTS = "VOC2007/ImageSets/Main"
 
 
 @pytest.fixture
-def folder(tmp_path):
-    synthetic.write(tmp_path, 80, seed=3)
-    return tmp_path
+def folder(made_up, tmp_path):
+    return shutil.copytree(made_up("voc2007", 80, 3), tmp_path, dirs_exist_ok=True)
 
 
 def read(folder, task=None, **options):
@@ -195,7 +195,7 @@ def test_an_image_in_two_sets_and_an_empty_list_are_refused(folder):
 
 @pytest.fixture
 def real_lists(tmp_path):
-    """The lists of the development kit of 2007, without images."""
+    """Return the lists of the development kit of 2007, without images."""
     data = Path(os.environ.get("ANCHORFL_DATA") or Path(__file__).parents[4] / "shared" / "data")
     archive = data / "voc2007_imagesets" / "VOC2007_ImageSets_Main.tar.gz"
     if not archive.is_file():

@@ -1,4 +1,4 @@
-"""Who holds what: counted, stored and read again, and what of a damaged file is said."""
+"""The number of rows per client and class: counted, stored, read again, and refused where the file is damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From raw rows to prepared data: both engines, the cache, races and errors."""
+"""Preparation from raw rows: both engines, the cache, races and errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FEDERATIONS = [
 
 
 def contents(prepared):
-    """Every file of a prepared folder by name."""
+    """Return every file of a prepared folder by name."""
     return {path.name: path.read_bytes() for path in sorted(Path(prepared.folder).iterdir())}
 
 

@@ -24,7 +24,7 @@ TASKS = ("toy-single", "toy-multi")
 
 @pytest.fixture(scope="module", params=TASKS)
 def made(request, tmp_path_factory):
-    """The task, its raw table and its prepared data."""
+    """Return the task, its raw table and its prepared data."""
     task = find_task(request.param)
     options = TaskOptions(name=task.name, clients=4, classes_per_client=2, cache=str(tmp_path_factory.mktemp("cache")))
     return task, task.read(None, options), prepare(task, options, 5, engine="local")
@@ -32,7 +32,7 @@ def made(request, tmp_path_factory):
 
 @pytest.fixture
 def copy(made, tmp_path):
-    """A copy of the prepared folder that a test may damage."""
+    """Return a copy of the prepared folder that a test may damage."""
     return shutil.copytree(made[2].folder, tmp_path / "copy")
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +17,7 @@ from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.registry import find_task
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.processes import MAIN, python
 
 
 @pytest.fixture
@@ -126,10 +122,10 @@ def test_a_cache_folder_of_this_machine_is_no_address(s3, monkeypatch):
         shared(f"{s3}/cache")
 
 
-def test_a_run_gives_the_same_bits(experiment, s3, tmp_path, machine):
+def test_a_run_gives_the_same_bits(experiment, finished_run, s3, tmp_path, machine):
     """With a local cache, prepared here, and prepared elsewhere."""
     e = experiment("fedalign")
-    sums = [run(e, tmp_path / "local", str.strip).checksum]
+    sums = [finished_run(e).checksum]
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, cache=f"{s3}/cache"))
     for name in ("second", "third"):
         machine(name)
@@ -139,24 +135,20 @@ def test_a_run_gives_the_same_bits(experiment, s3, tmp_path, machine):
 
 
 @pytest.mark.ray
-def test_actors_read_from_object_storage(experiment, s3, tmp_path, machine):
+def test_actors_read_from_object_storage(experiment, finished_run, s3, tmp_path, machine):
     """A Ray of its own on a machine that has prepared nothing: every actor brings its own files, and the bits are those
     of a run in one process.
     """
     e = experiment("fedalign")
-    expected = run(e, tmp_path / "local", str.strip).checksum
+    expected = finished_run(e).checksum
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, cache=f"{s3}/cache"))
     assert run(e, tmp_path / "serial", str.strip).checksum == expected  # fills the bucket
     here = machine("second")
     from anchorfl.pipeline.config.schema import to_toml
 
     (tmp_path / "toy.toml").write_text(to_toml(e))
-    code = "import sys; from anchorfl.pipeline.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = ["run", "toy.toml", "--cluster.executor", "ray", "--cluster.clients_per_actor", "2"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = python(MAIN, tmp_path, *words, ANCHORFL_CACHE=str(here))
     assert done.returncode == 0, done.stderr
     assert re.findall(r"weights sha256 (\w+)", done.stdout) == [expected]
     assert "prepared data found in s3://" in done.stdout

@@ -59,7 +59,7 @@ def test_every_figure_equals_sklearn(seed, rows, classes, levels):
 
 
 def test_the_area_of_all_classes_is_sklearns_one_against_the_rest():
-    """Where all classes have rows, on scores that sum to 1: FedBM's reference takes exactly this call."""
+    """All classes have rows, and scores sum to 1: FedBM's reference takes exactly this call."""
     true, score_NC, predicted = made(0, 200, 5)
     score_NC /= score_NC.sum(1, keepdims=True)
     want = roc_auc_score(np.eye(5)[true], score_NC, average="macro", multi_class="ovr")

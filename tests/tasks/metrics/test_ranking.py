@@ -20,7 +20,7 @@ NAMES = [measure.name for measure in FAMILIES["ranking"].measures]
 
 
 def scored(score_NC, y_NC, *, known_NC=None, propensity_C=None, chunk=None, **options):
-    """The figures of whole matrices, added ``chunk`` rows at a time."""
+    """Return the figures of whole matrices, added ``chunk`` rows at a time."""
     ranking = Ranking(*score_NC.shape, propensity_C, **options)
     labels, step = Labels.of_matrix(y_NC), chunk or max(1, len(score_NC))
     for start in range(0, len(score_NC), step):
@@ -30,7 +30,7 @@ def scored(score_NC, y_NC, *, known_NC=None, propensity_C=None, chunk=None, **op
 
 
 def plain(score_NC, y_NC, known_NC, propensity_C):
-    """The same by loops over rows, classes and places, as the definitions read."""
+    """Return the same by loops over rows, classes and places, as the definitions read."""
     rows, classes = score_NC.shape
     out = {}
     for k in (1, 3, 5):

@@ -43,7 +43,7 @@ def cases(draw):
 
 
 def by_the_rule(rows, owner_C, keep):
-    """The clients of every row (one, several where a vote is even, none where nothing is said), nothing moved."""
+    """Return the clients of every row (one, several where a vote is even, none where nothing is said), unmoved."""
     y_NC = rows.labels.matrix()
     count_C = y_NC.sum(0)
     votes = collections.defaultdict(collections.Counter)
@@ -71,7 +71,7 @@ def owners_of_classes(sets, classes):
 
 
 def attempt(rows, task, chosen, seed):
-    """The plan, or None and the error."""
+    """Return the plan, or None and the error."""
     try:
         return make_plan(rows, task, chosen, seed), ""
     except InputError as error:

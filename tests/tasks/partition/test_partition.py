@@ -275,11 +275,7 @@ def test_keep_subjects_is_refused_where_it_says_nothing():
 
 @pytest.mark.parametrize(
     ("partition", "expected"),
-    [
-        ("k_classes", "df0035f4ea134179"),
-        ("dirichlet", "69c1be6c8ce96dde"),
-        ("iid", "dd2222ef025c1e8c"),
-    ],
+    [("k_classes", "df0035f4ea134179"), ("dirichlet", "69c1be6c8ce96dde"), ("iid", "dd2222ef025c1e8c")],
 )
 def test_plans_stay_the_same_from_version_to_version(partition, expected):
     """A change here changes every published result: it belongs under Numbers in the changelog."""

@@ -21,7 +21,7 @@ def options(clients, **others):
 
 @st.composite
 def cases(draw):
-    """Rows of several subjects, some of them with few rows, and a number of clients."""
+    """Draw rows of several subjects, some of them with few rows, and a number of clients."""
     y_NC = draw(multi_labels())
     y_NC[~y_NC.any(1), 0] = True  # so that every client holds some class
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
@@ -85,7 +85,7 @@ def test_every_subject_keeps_a_training_row_with_a_class(case, seed, share, piec
 @QUICK
 @given(st.integers(0, 10**6), st.sampled_from([0.1, 0.3]), st.booleans())
 def test_validation_takes_rows_with_a_class_alone(seed, share, subjects):
-    """Where a row has one class or none, a row without one has no score; a share of the others is held out."""
+    """A row without a class has no score where rows have one class or none; a share of the others is held out."""
     rng = np.random.default_rng(seed)
     y_NC = np.eye(3, dtype=bool)[np.arange(90) % 3] & (rng.random(90) > 0.4)[:, None]
     y_NC[:9] = np.eye(3)[np.arange(9) % 3]

@@ -25,14 +25,8 @@ from tests.tasks.minutes import files, lines_of, options, same
 F = len(FEATURES)
 
 
-@pytest.fixture
-def folder(es_twin, tmp_path):
-    """A copy that a test may spoil."""
-    return shutil.copytree(es_twin, tmp_path / "raw")
-
-
 def expected(path):
-    """Sequences of one file, minute by minute: labels 0, 1 or None, and the features of each minute."""
+    """Return the sequences of one file, minute by minute: labels 0, 1 or None, and the features of each minute."""
     header, *rows = csv.reader(lines_of(path))
     assert tuple(header) == COLUMNS
     found, last = [], None
@@ -241,10 +235,5 @@ def test_a_real_fold_tests_three_users_or_four(real):
 
 
 @pytest.mark.data
-def test_every_class_has_a_row_in_the_co_occurrence_table(data_folder):
-    path = data_folder / "cooccurrence_fedalign" / "cooccurrence_extrasensory.csv"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    with path.open() as stream:
-        names = stream.readline().strip().split(",")[1:]
-    assert sorted(TABLE_NAMES[name] for name in CLASSES) == sorted(names)
+def test_every_class_has_a_row_in_the_co_occurrence_table(cooccurrence_names):
+    assert sorted(TABLE_NAMES[name] for name in CLASSES) == sorted(cooccurrence_names("extrasensory"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,7 +13,6 @@ import pytest
 
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import status
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
@@ -31,25 +31,25 @@ from anchorfl.tasks.signals.pamap2 import (
     read_optional,
 )
 from anchorfl.tasks.signals.series import encode_series
-from anchorfl.tasks.synthetic.pamap2 import OPTIONAL_SUBJECTS, SUBJECTS, write
+from anchorfl.tasks.synthetic.pamap2 import OPTIONAL_SUBJECTS, SUBJECTS
+from tests.tasks import minutes
+from tests.tasks.raw_tables import left_out
 
 F = len(FEATURES)
 
 
-@pytest.fixture(scope="module")
-def synthetic(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pamap2")
-    write(folder, 1000, 7)
-    return folder
+@pytest.fixture
+def recordings(made_up):
+    return made_up("pamap2", 1000, 7)
 
 
 @pytest.fixture
-def folder(synthetic, tmp_path):
-    """A copy of two recordings that a test may spoil."""
+def folder(recordings, tmp_path):
+    """Return a copy of two recordings that a test may spoil."""
     raw = tmp_path / "raw"
     (raw / "Protocol").mkdir(parents=True)
     for subject in (101, 102):
-        shutil.copy(synthetic / "Protocol" / f"subject{subject}.dat", raw / "Protocol")
+        shutil.copy(recordings / "Protocol" / f"subject{subject}.dat", raw / "Protocol")
     return raw
 
 
@@ -62,7 +62,7 @@ def lines_of(path):
 
 
 def edit(path, line, change):
-    """One line (from 1) of a file, its fields changed."""
+    """Change the fields of one line (from 1) of a file."""
     lines = lines_of(path)
     fields = lines[line - 1].split(" ")
     change(fields)
@@ -70,15 +70,11 @@ def edit(path, line, change):
     path.write_text("\n".join(lines) + "\n")
 
 
-def put(column, text):
-    def change(fields):
-        fields[COLUMNS.index(column)] = text
-
-    return change
+put = partial(minutes.put, columns=COLUMNS)
 
 
 def expected(path):
-    """Activity and [100, 52] readings of every window, by plain loops."""
+    """Return activity and [100, 52] readings of every window, by plain loops."""
     rows = [[float(text) for text in line.split(" ")] for line in lines_of(path)]
     for f in range(2, 2 + F):
         there = [row for row in rows if row[f] == row[f]]
@@ -97,13 +93,13 @@ def expected(path):
     return found
 
 
-def test_the_synthetic_steps_come_back_in_windows(synthetic):
-    table = read(synthetic, options())
+def test_the_synthetic_steps_come_back_in_windows(recordings):
+    table = read(recordings, options())
     assert table["row"].to_pylist() == list(range(table.num_rows))
     assert set(table["labels"].combine_chunks().flatten().to_pylist()) == set(range(len(CLASSES)))
     row = 0
     for subject in SUBJECTS:
-        for activity, readings in expected(synthetic / "Protocol" / f"subject{subject}.dat"):
+        for activity, readings in expected(recordings / "Protocol" / f"subject{subject}.dat"):
             line = table.slice(row, 1)
             assert line["labels"].to_pylist() == [[list(PROTOCOL).index(activity)]]
             assert line["subject"].to_pylist() == [str(subject)]
@@ -113,20 +109,20 @@ def test_the_synthetic_steps_come_back_in_windows(synthetic):
     assert row == table.num_rows
 
 
-def test_the_optional_task_has_all_activities_and_both_recordings(synthetic):
-    table = read_optional(synthetic, options())
+def test_the_optional_task_has_all_activities_and_both_recordings(recordings):
+    table = read_optional(recordings, options())
     task = pamap2_optional()
     assert task.class_names == CLASSES + tuple(OPTIONAL.values())
     assert set(table["labels"].combine_chunks().flatten().to_pylist()) == set(range(18))
-    protocol = read(synthetic, options())
+    protocol = read(recordings, options())
     assert table.slice(0, protocol.num_rows)["labels"].equals(protocol["labels"])
     optional = table.slice(protocol.num_rows)
     assert sorted(set(optional["subject"].to_pylist())) == [str(subject) for subject in OPTIONAL_SUBJECTS]
     assert min(optional["labels"].combine_chunks().flatten().to_pylist()) == len(CLASSES)
 
 
-def test_a_fifth_of_the_windows_is_tested_by_class_and_always_the_same(synthetic):
-    table = read(synthetic, options(fold=3, clients=7))
+def test_a_fifth_of_the_windows_is_tested_by_class_and_always_the_same(recordings):
+    table = read(recordings, options(fold=3, clients=7))
     test = table.filter(pc.equal(table["split"], "test"))
     assert test.num_rows == round(0.2 * table.num_rows)
     tested = test["subject"].to_pylist()
@@ -136,11 +132,11 @@ def test_a_fifth_of_the_windows_is_tested_by_class_and_always_the_same(synthetic
         np.bincount(t["labels"].combine_chunks().flatten().to_numpy(), minlength=12) for t in (table, test)
     )
     assert np.abs(chosen - 0.2 * every).max() <= 1
-    assert table.equals(read(synthetic, options()))
+    assert table.equals(read(recordings, options()))
 
 
-def test_prepared_windows_are_scaled(synthetic, tmp_path):
-    made = options(root=str(synthetic), cache=str(tmp_path), clients=3, classes_per_client=5, validation=0.25)
+def test_prepared_windows_are_scaled(recordings, tmp_path):
+    made = options(root=str(recordings), cache=str(tmp_path), clients=3, classes_per_client=5, validation=0.25)
     prepared = prepare(pamap2(), made, 1, engine="local")
     assert prepared.manifest.spec.shape == (STEPS, F)
     parts = [prepared.client(client, Objective("single")).x for client in range(3)]
@@ -182,12 +178,7 @@ BAD = [
 def test_a_bad_row_is_named_or_left_out(folder, change, message):
     path, line = folder / "Protocol" / "subject102.dat", 77
     edit(path, line, change)
-    with pytest.raises(InputError, match=re.escape(f"{path}:{line}: {message}")):
-        read(folder, options())
-    table = read(folder, options(on_bad_row="skip"))
-    count, listed = skipped(table)
-    assert count == 1
-    assert listed[0].startswith(f"{path}:{line}: {message}")
+    table = left_out(lambda **more: read(folder, options(**more)), f"{path}:{line}: {message}")
     lines = lines_of(path)
     path.write_text("\n".join([*lines[: line - 1], *lines[line:]]))
     assert table.equals(read(folder, options()))
@@ -249,13 +240,8 @@ def test_recordings_without_a_whole_window_are_refused(folder):
 
 
 @pytest.mark.data
-def test_every_class_has_a_row_in_the_co_occurrence_table(data_folder):
-    path = data_folder / "cooccurrence_fedalign" / "cooccurrence_pamap2.csv"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    with path.open() as stream:
-        names = stream.readline().strip().split(",")[1:]
-    assert [TABLE_NAMES[name] for name in CLASSES] == names
+def test_every_class_has_a_row_in_the_co_occurrence_table(cooccurrence_names):
+    assert [TABLE_NAMES[name] for name in CLASSES] == cooccurrence_names("pamap2")
 
 
 @pytest.mark.data

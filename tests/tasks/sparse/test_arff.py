@@ -47,7 +47,7 @@ def made(tmp_path):
 
 
 def matrix(found):
-    """The rows as a matrix."""
+    """Return the rows as a matrix."""
     value_NA = np.zeros((len(found.index_N), len(found.attributes)))
     value_NA[np.repeat(np.arange(len(found.index_N)), found.length_N), found.column_P] = found.value_P
     return value_NA
@@ -94,21 +94,12 @@ def test_batches_change_nothing(made, monkeypatch, batch):
         (HEAD, "?,0,1,13,blue,2", "field 1 (attribute 'width') is missing ('?'); fill it in or leave the row out"),
         (HEAD, "1,0,1,13,blue,two", "field 6 (attribute 'height') is 'two', which is no number"),
         (HEAD, "1,0,1,13,blue,NaN", "field 6 (attribute 'height') is NaN, which is not finite"),
-        (
-            HEAD,
-            "1,2,1,13,blue,2",
-            "field 2 (attribute \"Hammond's Flycatcher\") is '2', which is none of its values 0, 1",
-        ),
-        (
-            HEAD,
-            "1,0,1,14,blue,2",
-            "field 4 (attribute 'place') is '14', which is none of its values 2, 5, 13; correct it",
-        ),
-        (
-            HEAD,
-            "1,0,1,13,bleu,2",
-            "field 5 (attribute 'color') is 'bleu', which is none of its values dark red, blue (did you mean 'blue'",
-        ),
+        (HEAD, "1,2,1,13,blue,2",
+         "field 2 (attribute \"Hammond's Flycatcher\") is '2', which is none of its values 0, 1"),
+        (HEAD, "1,0,1,14,blue,2",
+         "field 4 (attribute 'place') is '14', which is none of its values 2, 5, 13; correct it"),
+        (HEAD, "1,0,1,13,bleu,2",
+         "field 5 (attribute 'color') is 'bleu', which is none of its values dark red, blue (did you mean 'blue'"),
         (HEAD, "{0 1}", "attribute 'place' is nominal; in sparse rows it must have the values {0,1}, in order"),
         (SPARSE_HEAD, "{0 1,3 1}", "field 2 ('3 1'): columns must be 0..2; correct the row"),
         (SPARSE_HEAD, "{1 2,0 1,1 3}", "field 3 ('1 3'): column 1 stands twice; leave one out"),
@@ -118,7 +109,7 @@ def test_batches_change_nothing(made, monkeypatch, batch):
         (SPARSE_HEAD, "{1 inf}", "field 1 (attribute 'b') is inf, which is not finite"),
         (SPARSE_HEAD, "{0 1", "the row is not closed; write {column value,column value,...}"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_row_is_named_or_left_out(made, head, row, message):
     good = "1.5,0,1,13,blue,-2" if head is HEAD else "{0 1}"
     path = made(head + "\n".join([*[good] * 9, row, *[good] * 4]) + "\n")
@@ -173,7 +164,7 @@ def test_a_bad_list_of_labels_is_refused(made, labels, message):
 
 
 def plain(path):
-    """The rows of a synthetic file as a matrix, the plain way; names of the attributes."""
+    """Parse the rows of a synthetic file into a matrix, the plain way; return the names of the attributes, too."""
     head, _, rows = path.read_text().partition("@data\n")
     names = [line.split(" ", 1)[1].rsplit(" ", 1)[0] for line in head.splitlines() if line.startswith("@attribute")]
     value_NA = np.zeros((rows.count("\n"), len(names)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +30,8 @@ TASKS = {name: getattr(extreme, name.replace("-", "_")) for name in SIZES}
 
 
 @pytest.fixture
-def bibtex(tmp_path):
-    write(tmp_path, 120, 7, "bibtex")
-    return tmp_path
+def bibtex(made_up, tmp_path):
+    return shutil.copytree(made_up("bibtex", 120, 7), tmp_path, dirs_exist_ok=True)
 
 
 def read(folder, task=extreme.bibtex, **options):

@@ -38,7 +38,7 @@ def read(path, skip=False):
 
 
 def parsed(path):
-    """The plain way: line by line, field by field."""
+    """Parse the plain way: line by line, field by field."""
     first, *lines = path.read_text().splitlines()
     rows = [line.split(" ") for line in lines]
     labels = [[int(label) for label in row[0].split(",") if label] for row in rows]

@@ -82,7 +82,7 @@ def test_a_quote_that_is_never_closed(tmp_path):
 
 
 def _open_line(data):
-    """By the letter: the line of the quote that is open at the end, 0 where none is."""
+    """Return the line of the quote that is open at the end, letter by letter; 0 where none is."""
     inside, begins, line, opened, i = False, True, 1, 0, 0
     while i < len(data):
         mark = data[i]

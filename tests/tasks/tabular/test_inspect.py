@@ -1,4 +1,4 @@
-"""What is said about a user's table before anything trains."""
+"""The report on a user's table before anything trains."""
 
 from __future__ import annotations
 

@@ -269,8 +269,7 @@ def test_no_step_of_a_series_is_taken_for_padding(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "same"),
-    [(("-1", "1"), False), (("<=50K", ">50K"), False), (("c", "c#"), False), (("a b", "A_B "), True)],
+    ("names", "same"), [(("-1", "1"), False), (("<=50K", ">50K"), False), (("c", "c#"), False), (("a b", "A_B "), True)]
 )
 def test_names_that_differ_by_a_sign_are_two(tmp_path, names, same):
     path = parquet(tmp_path, {"x": [float(i) for i in range(60)], "kind": [names[i % 2] for i in range(60)]})

@@ -17,7 +17,6 @@ from anchorfl.tasks.files.raw_files import file_names, raw_folder
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.raw_table import validate_table
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import mimic3 as synthetic
 from anchorfl.tasks.text import icd9
 from anchorfl.tasks.text import mimic3 as module
 from anchorfl.tasks.text.mimic3 import CODES, mimic3_50, words
@@ -28,16 +27,14 @@ SKIP = TaskOptions(name="mimic3-50", on_bad_row="skip")
 OWN = TaskOptions(name="mimic3-50", variant="own")
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("mimic3")
-    synthetic.write(folder, 120, 1)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+@pytest.fixture
+def written(made_up):
+    return {path.name: path.read_bytes() for path in made_up("mimic3-50", 120, 1).iterdir()}
 
 
 @pytest.fixture
 def folder(written, tmp_path):
-    """Synthetic files, their tables unpacked, so that a test can change a line."""
+    """Return synthetic files, their tables unpacked, so that a test can change a line."""
     for name, data in written.items():
         path = tmp_path / name.removesuffix(".gz")
         path.write_bytes(gzip.decompress(data) if name.endswith(".gz") else data)

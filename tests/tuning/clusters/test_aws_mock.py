@@ -24,7 +24,7 @@ REGION = "us-west-2"
 
 @pytest.fixture
 def account(monkeypatch, tmp_path):
-    """An empty mocked account with the two instance profiles of docs/cluster.md, and a home folder of its own."""
+    """Mock an empty account with the two instance profiles of docs/cluster.md, and a home folder of its own."""
     from ray.autoscaler._private.aws import config as aws
     from ray.autoscaler._private.aws import utils
 
@@ -48,7 +48,7 @@ def account(monkeypatch, tmp_path):
 
 @pytest.fixture
 def config(account):
-    """The shipped file as 'ray up' has it before it makes a node."""
+    """Return the shipped file as 'ray up' has it before it makes a node."""
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -131,7 +131,7 @@ class Recorder:
     call = check_call
 
     def one(self, text: str) -> str:
-        """The one command with this text."""
+        """Return the one command with this text."""
         (found,) = [c for c in self.commands if text in c]
         return found
 

@@ -22,14 +22,14 @@ PLENTY = Demand(0.25)
 
 @pytest.fixture(autouse=True)
 def _versions_of_the_file(monkeypatch, tmp_path):
-    """The file is for one Ray and Python; the tests run with others, too. And nobody's home folder is looked at."""
+    """Set the file's Ray and Python, as the tests run with others, too, and an empty home folder."""
     monkeypatch.setattr(cloud, "versions_here", lambda: HERE)
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture
 def check(capsys):
-    """Runs the command on a file; exit code, standard output, lines of standard error."""
+    """Return a runner of the command on a file: exit code, standard output, lines of standard error."""
 
     def run(*arguments):
         parser = argparse.ArgumentParser()
@@ -101,14 +101,18 @@ BROKEN = {
 }
 
 
+def assert_one_fault(old: str, new: str, named: str) -> str:
+    """Assert that this edit of the shipped file has one fault, named and with its mend; return its line."""
+    (fault,) = faults(edited(old, new))
+    assert named in fault
+    assert "; " in fault, "says how to mend it"
+    assert "\n" not in fault
+    return fault
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_one_edit_is_one_fault(name):
-    old, new, named = BROKEN[name]
-    found = faults(edited(old, new))
-    assert len(found) == 1, found
-    assert named in found[0]
-    assert "; " in found[0], "says how to mend it"
-    assert "\n" not in found[0]
+    assert_one_fault(*BROKEN[name])
 
 
 def test_no_wrong_value_stops_the_check():

@@ -8,25 +8,23 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.clusters.submit import _use_token, arguments, entrypoint, resolve_address, runtime_env
+from tests.processes import MAIN, checksum_of, end, free_port
 
 ROOT = Path(__file__).resolve().parents[3]
-MAIN = "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"
 SHORT = ("digits/fedavg", "--federation.rounds", "1", "--federation.epochs", "1", "--tracking.uri", "none",
          "--cluster.clients_per_actor", "5")  # fmt: skip
 
@@ -117,12 +115,6 @@ def test_data_are_not_uploaded_wherever_they_lie(tmp_path, monkeypatch):
         runtime_env(tmp_path)
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def test_where_nothing_answers_one_line_says_so(capsys, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     address = f"http://127.0.0.1:{free_port()}"
@@ -148,7 +140,7 @@ def test_another_version_and_another_server_are_told_apart(answer, complaint, tm
             self.wfile.write(body)
 
         def log_message(self, *_):
-            """No lines in the test's output."""
+            """Print nothing."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -186,7 +178,7 @@ class Head:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    """A Ray of one node on loopback that wants a token; its ``python`` is the tests' own."""
+    """Start a Ray of one node on loopback that wants a token; its ``python`` is the tests' own."""
     folder = tmp_path_factory.mktemp("head")
     with ExitStack() as stack:
         short = Path(tempfile.mkdtemp(prefix="afl-", dir="/tmp"))  # Ray's sockets lie there: their paths must be short
@@ -207,33 +199,13 @@ def head(tmp_path_factory):
                 cwd=folder, env={k: v for k, v in env.items() if k != "PYTHONPATH"}, stdout=out,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        stack.callback(stop, process)
+        stack.callback(end, [process])
         until = time.monotonic() + 240
         while "Ray runtime started" not in log.read_text():
             assert process.poll() is None, log.read_text()[-2000:]
             assert time.monotonic() < until, log.read_text()[-2000:]
             time.sleep(0.3)
         yield Head(f"http://127.0.0.1:{port}", env, folder)
-
-
-def stop(process: subprocess.Popen) -> None:
-    """End ``ray start --block``, which ends what it started; then by pid what of it is still there."""
-    known = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    process.terminate()
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(15)
-    for left in psutil.wait_procs(known, timeout=3)[1]:
-        with suppress(psutil.NoSuchProcess):
-            left.kill()
-
-
-def checksum(shown: str) -> str:
-    found = shown.partition("weights sha256 ")[2][:64]
-    assert len(found) == 64, shown
-    return found
 
 
 @pytest.mark.parametrize(
@@ -280,7 +252,7 @@ def test_a_job_runs_the_uploaded_checkout_and_gives_the_bits_of_a_serial_run(hea
         head.env, "submit", "--address", head.address, "--upload", "run", *SHORT, "--output", str(tmp_path / "job")
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert checksum(done.stdout) == checksum(serial.stdout)
+    assert checksum_of(done) == checksum_of(serial)
     assert (tmp_path / "job" / "result.json").exists()
     failed = anchorfl(head.env, "submit", "--address", head.address, "--upload", "resume", str(tmp_path / "nothing"))
     assert failed.returncode == 2

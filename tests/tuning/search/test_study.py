@@ -54,7 +54,7 @@ def study(path, searcher="optuna", scheduler="asha", seed=3, count=COUNT, highes
 
 
 def record(trial: TrialState, round_: int) -> dict:
-    """A score that depends on the point and the round alone."""
+    """Return a score that depends on the point and the round alone."""
     p = trial.point
     top = 0.9 - abs(p["q1"] - 98) / 20 - abs(p["q2"] - 40) / 200 + (0.02 if p["kind"] == "dot" else 0)
     return {"score": top * (1 - np.exp(-round_ / 3)), "scores": {"0": 0.5, "1": 0.5}, "seconds": 1.0}

@@ -28,7 +28,7 @@ from anchorfl.tuning.sweep.final_runs import has_result, read_final_runs, run_fi
 from anchorfl.tuning.sweep.plan import SweepPlan, preset_text
 from anchorfl.tuning.sweep.report import write_report
 from anchorfl.tuning.tables.statistics import traffic
-from tests.pipeline.compared import quiet
+from tests.runs import quiet
 from tests.tuning.sweep.test_report import final, sweep, trial
 
 

@@ -1,4 +1,4 @@
-"""What a sweep was asked for: options, plan on disk, and the command that reads them."""
+"""The plan of a sweep: options, the file, and the command that reads them."""
 
 from __future__ import annotations
 

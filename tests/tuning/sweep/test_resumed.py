@@ -23,7 +23,7 @@ from anchorfl.tuning.search.trial import TrialContext, final_experiment, point_e
 from anchorfl.tuning.sweep.final_runs import run_final_runs
 from anchorfl.tuning.sweep.records import SweepRecords
 from anchorfl.tuning.sweep.report import write_report
-from tests.pipeline.compared import quiet
+from tests.runs import quiet
 from tests.tuning.sweep.test_edges import finished
 from tests.tuning.sweep.test_report import final, sweep, trial
 
@@ -36,7 +36,7 @@ def run_spec(experiment):
 
 
 def records(run_spec, folder, log=quiet):
-    """The records of one start of the sweep in ``folder``, not begun."""
+    """Return the records of one start of the sweep in ``folder``, not begun."""
     e, about = run_spec.experiment, {"seeds": "1", "preset": "digits/fedavg"}
     return SweepRecords(
         folder, e, {1: run_spec}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", log
@@ -74,7 +74,7 @@ def test_final_runs_on_data_that_are_prepared_otherwise_do_not_count(run_spec, t
 
 
 def trained(first, rate, score):
-    """A start of a sweep in which trial 0 has ``rate`` and reports one round, and ends."""
+    """Start a sweep in which trial 0 has ``rate`` and reports one round, and end it."""
     trial = TrialState(0, {"lr": rate}, "a")
     first.begin()
     first.on_suggest(trial)

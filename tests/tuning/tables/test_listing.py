@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -102,13 +100,3 @@ def test_what_is_refused(capsys, arguments, message):
 def test_seeds_as_ranges():
     assert _ranges([3, 0, 1, 2, 5]) == "0-3, 5"
     assert _ranges([7]) == "7"
-
-
-def test_a_reader_that_has_enough():
-    """As ``anchorfl presets | head -1`` does."""
-    code = "from anchorfl.tuning.cli import main, run_console\nrun_console(lambda: main(['presets']))"
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as parse_args:
-        parse_args.stdout.close()
-        assert parse_args.stderr.read() == ""
-    assert parse_args.returncode == 141

@@ -12,6 +12,7 @@ from anchorfl.tuning.tables.papers import paper_of
 from anchorfl.tuning.tables.published import rows_of, select_rows
 from anchorfl.tuning.tables.runs import attach_folders, index_runs, jobs_of, missing_data, prepare_all, table_runs_of
 from anchorfl.tuning.tables.statistics import counted_traffic, counted_traffic_of, table_of
+from tests.runs import quiet
 
 TINY = [
     "--task.name",
@@ -26,10 +27,6 @@ TINY = [
     "none",
 ]
 CLASSES = 5
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 @pytest.fixture

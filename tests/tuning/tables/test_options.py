@@ -15,7 +15,6 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
-from anchorfl.tuning.tables import papers
 from anchorfl.tuning.tables.command import TableCommand, parse_args
 from anchorfl.tuning.tables.options import Vary, notes_without_preset_value, parse_vary
 from anchorfl.tuning.tables.page import reproducibility, table_csv, write_page
@@ -25,7 +24,7 @@ from anchorfl.tuning.tables.record import TableRecord
 from anchorfl.tuning.tables.runs import failure_lines, table_runs_of
 from anchorfl.tuning.tables.significance import holm
 from anchorfl.tuning.tables.statistics import Table, table_of
-from tests.tuning.made_tables import made_run, toy
+from tests.tuning.made_tables import made_run
 
 SEEDS = (1, 2, 3)
 TOPS = {  # FedAlign's own q1 on digits is 95
@@ -35,17 +34,8 @@ TOPS = {  # FedAlign's own q1 on digits is 95
 }
 
 
-@pytest.fixture
-def paper(tmp_path, monkeypatch):
-    """The toy paper as one that ``anchorfl table`` knows, in an empty current folder."""
-    monkeypatch.chdir(tmp_path)
-    made = toy(tmp_path, seeds=SEEDS)
-    monkeypatch.setitem(papers.PAPERS, "toy", made)
-    return made
-
-
 def varied(paper, text: str, rows: str = "", overrides: tuple[str, ...] = (), seeds=SEEDS):
-    """The cells of some rows with an option varied."""
+    """Return the runs of some rows with an option varied."""
     return table_runs_of([r for r in rows_of(paper) if rows in r.name], seeds, overrides, parse_vary([text]))
 
 
@@ -159,7 +149,7 @@ def test_every_number_by_hand(paper):
 
 
 def test_families_are_the_values_of_one_preset(paper):
-    """Of two rows, each is tested against its own value, and corrected for its own values alone."""
+    """Each of two rows is tested against its own value, and corrected for its own values alone."""
     table_runs = []
     for i, table_run in enumerate(varied(paper, "federation.epochs=1,3,5")):
         top = 0.2 + 0.1 * (table_run.row.name == "fedalign") + 0.01 * ((5 * i) % 7)
@@ -210,7 +200,7 @@ def test_the_figure(paper):
 
 
 def test_the_page(paper):
-    """What is varied, what is tested against what, and the figure; the row of REPRODUCIBILITY.md is the preset's."""
+    """The page names the option, the tests and the figure; the row of REPRODUCIBILITY.md is the preset's."""
     table = made(paper)
     write_page(table, Path("page"))
     page = Path("page/table.md").read_text()
@@ -283,7 +273,4 @@ def test_values_are_told_apart(paper):
     table_runs = table.runs
     assert failure_lines(
         table_runs, {table_runs[0].digest: "why", table_runs[1].digest: "why", table_runs[3].digest: "why"}
-    ) == [
-        "digits/fedalign --method.q1 90 seeds 1, 2 failed: why",
-        "digits/fedalign --method.q1 95 seed 1 failed: why",
-    ]
+    ) == ["digits/fedalign --method.q1 90 seeds 1, 2 failed: why", "digits/fedalign --method.q1 95 seed 1 failed: why"]

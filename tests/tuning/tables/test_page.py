@@ -110,7 +110,7 @@ def test_verdicts(tmp_path, scores, published, verdict):
 
 
 def test_the_page(tmp_path):
-    """What a reader sees: verdicts, tests, cost, figures that exist, what is missing, and how to make it again."""
+    """A reader sees verdicts, tests, cost, figures that exist, what is missing, and how to make it again."""
     table = made(tmp_path, lacking=(("fedavg", 3),), notes=("A note.",))
     out = tmp_path / "page"
     assert {path.name for path in write_page(table, out)} == {"table.md", "table.csv", "reproducibility.md", "figures"}
@@ -149,7 +149,7 @@ def test_rows_for_reproducibility(tmp_path):
 
 
 def test_rows_for_reproducibility_name_no_place(tmp_path):
-    """Of the command line's options a row has those that may change its result: where runs go is the machine's."""
+    """A row has the options of the command line that may change its result: where runs go is the machine's."""
     table = made(tmp_path)
     words = ("--tracking.uri", "none", "--optimizer.lr", "0.1", "--task.cache=/a/folder", "--cluster.backup", "s3://a")
     rows = reproducibility(replace(table, runs=[replace(c, words=words) for c in table.runs])).splitlines()
@@ -168,7 +168,7 @@ def test_rows_for_reproducibility_name_no_place(tmp_path):
     ],
 )
 def test_whose_scores_stand_in_a_row(tmp_path, method, words):
-    """Where it is not plain, as FedProto's, which trains no global model; the page says it where it has such a row."""
+    """The page says it where it has a row that trains no global model, as FedProto's."""
     table = made(tmp_path)
     assert words not in str(list(_blocks(table))[-1].paragraphs)
     first, *others = table.runs

@@ -42,7 +42,7 @@ ABLATIONS = {"AL": "alignment", "SE": "semantic", "AT": "alternating"}
 
 
 def labelled(line):
-    """What a line's method is called with its lambda."""
+    """Return the name of a line's method with its lambda."""
     found = re.search(r"lambda=\d+", line["setting"])
     return line["method"] + (f"({found[0]})" if found else "")
 

@@ -1,4 +1,4 @@
-"""What a table is asked for, which of its runs are there, and what is missing: without a run."""
+"""The runs that a table asks for, those that are there, and what is missing: without a run."""
 
 from __future__ import annotations
 
@@ -39,15 +39,6 @@ SCORES = {"test/f1_macro": [0.1, 0.2], "test/accuracy": [0.1, 0.3]}
 R8 = "paper,table,dataset,setting,method,metric,mean_percent,std_percent\nToy,1,R8-8,,FedAvg,macro_f1,78.51,\n"
 
 
-@pytest.fixture
-def paper(tmp_path, monkeypatch):
-    """The toy paper as one that ``anchorfl table`` knows, in an empty current folder."""
-    monkeypatch.chdir(tmp_path)
-    made = toy(tmp_path)
-    monkeypatch.setitem(papers.PAPERS, "toy", made)
-    return made
-
-
 def test_cells_are_experiments(paper):
     """The preset with the seed and the overrides, serial unless the overrides say otherwise, seed by seed."""
     table_runs = table_runs_of(rows_of(paper), [5, 6], ["--federation.rounds", "2"])
@@ -84,16 +75,8 @@ def test_refused_overrides(paper, overrides, message):
 @pytest.mark.parametrize(
     ("paper", "overrides", "message"),
     [
-        (
-            "fedalign",
-            "--evaluation.metrics ranking",
-            "shows macro F1, accuracy, which such runs have not",
-        ),
-        (
-            "fedbm",
-            "--evaluation.model_selection last --evaluation.test last",
-            r"is reported otherwise \(best_sum\)",
-        ),
+        ("fedalign", "--evaluation.metrics ranking", "shows macro F1, accuracy, which such runs have not"),
+        ("fedbm", "--evaluation.model_selection last --evaluation.test last", r"is reported otherwise \(best_sum\)"),
         (
             "fedalign",
             "--evaluation.model_selection best_validation --evaluation.test last",
