@@ -30,7 +30,8 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution import system_metrics
-from anchorfl.pipeline.execution.executor import Executor, executor_for
+from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.run_spec import RunSpec

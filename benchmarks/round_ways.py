@@ -19,7 +19,7 @@ from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.execution.executor import executor_for
+from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
 from anchorfl.pipeline.training.client import ClientRunner

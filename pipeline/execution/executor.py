@@ -7,7 +7,7 @@ gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
@@ -21,9 +21,6 @@ from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
-
-if TYPE_CHECKING:
-    from anchorfl.pipeline.execution.actor_pool import ActorPool
 
 NEXT = 0
 """Round of a broadcast that is for no training: what clients would be sent now, to score their own models with."""
@@ -71,23 +68,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Give back workers and memory."""
-
-
-def executor_for(run_spec: RunSpec, actor_pool: Callable[[], ActorPool] | None = None) -> Executor:
-    """Return the executor that a run's options ask for: batched, client by client in this process, or on Ray actors.
-
-    actor_pool: gives the pool to share with other runs, called only where the run needs one; None: a pool of its own.
-    """
-    experiment = run_spec.experiment
-    if experiment.federation.batched_clients:
-        from anchorfl.pipeline.execution.batched_executor import BatchedExecutor  # imports this module
-
-        return BatchedExecutor(run_spec)
-    if experiment.cluster.executor == "serial":
-        return SerialExecutor(run_spec)
-    from anchorfl.pipeline.execution.ray_executor import RayExecutor  # runs in this process need no Ray
-
-    return RayExecutor(run_spec, None if actor_pool is None else actor_pool())
 
 
 def server_of(run_spec: RunSpec, runner: ClientRunner | None = None) -> Server:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.tracking import TrackingOptions
-from anchorfl.pipeline.execution.executor import Executor, executor_for
+from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.results.per_class import write_per_class
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Log, Progress

@@ -27,7 +27,8 @@ from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.execution.actor_pool import ActorPool
-from anchorfl.pipeline.execution.executor import Executor, executor_for
+from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.run.lifecycle import Result, federate, open_loop
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import RoundLoop

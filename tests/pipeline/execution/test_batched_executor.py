@@ -17,7 +17,8 @@ from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
 from anchorfl.pipeline.execution.batched_executor import BatchedExecutor
-from anchorfl.pipeline.execution.executor import SerialExecutor, executor_for
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options

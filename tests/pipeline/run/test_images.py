@@ -12,7 +12,8 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
-from anchorfl.pipeline.execution.executor import SerialExecutor, executor_for
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.client import ClientRunner, RowCache

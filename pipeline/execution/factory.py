@@ -1,0 +1,28 @@
+"""The choice of a run's executor, above all of them, so that none imports another's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from anchorfl.pipeline.execution.batched_executor import BatchedExecutor
+from anchorfl.pipeline.execution.executor import Executor, SerialExecutor
+from anchorfl.pipeline.training.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from anchorfl.pipeline.execution.actor_pool import ActorPool
+
+
+def executor_for(run_spec: RunSpec, actor_pool: Callable[[], ActorPool] | None = None) -> Executor:
+    """Return the executor that a run's options ask for: batched, client by client in this process, or on Ray actors.
+
+    actor_pool: gives the pool to share with other runs, called only where the run needs one; None: a pool of its own.
+    """
+    experiment = run_spec.experiment
+    if experiment.federation.batched_clients:
+        return BatchedExecutor(run_spec)
+    if experiment.cluster.executor == "serial":
+        return SerialExecutor(run_spec)
+    from anchorfl.pipeline.execution.ray_executor import RayExecutor  # runs in this process need no Ray
+
+    return RayExecutor(run_spec, None if actor_pool is None else actor_pool())
