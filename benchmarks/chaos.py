@@ -176,8 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in range(o.seed, o.seed + o.runs):
             one, peace = until_killed(words, peace, Path(name) / f"storm{seed}", seed, o.kills)
             storms.append(one)
-            told = ", ".join(f"{target} at {at:.1f} s after {count} rounds" for at, target, count in one.kills)
-            print(f"seed {seed}: {'same' if one.same else 'DIFFERS'}  {told or 'nothing killed'}", flush=True)
+            kills = ", ".join(f"{target} at {at:.1f} s after {count} rounds" for at, target, count in one.kills)
+            print(f"seed {seed}: {'same' if one.same else 'DIFFERS'}  {kills or 'nothing killed'}", flush=True)
             if not one.same:
                 print(one.said, flush=True)
     killed = Counter(target for one in storms for _, target, _ in one.kills)

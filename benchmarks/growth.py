@@ -77,8 +77,9 @@ class Series:
 
 
 def grown(slopes: Mapping[str, Slope], limits: Mapping[str, float]) -> dict[str, float]:
-    """Return the series that surely grow by more than is allowed: name -> lower end of its interval. limits: change per
-    round by the name of a series, or of a reading of any process (``uss``).
+    """Return the series whose interval lies above the allowed change: name -> lower end of the interval.
+
+    limits: change per round by the name of a series, or of a reading of any process (``uss``).
     """
     allowed = {name: limits.get(name, limits.get(name.split("/")[-1])) for name in slopes}
     return {

@@ -75,16 +75,18 @@ def main() -> None:
         held, kept = mixed[: len(train) // 5], np.sort(mixed[len(train) // 5 :])
         points = [precision(m(x_NF[held]), y_NC[held]) for m in trained(x_NF, y_NC, kept, grid, seed)]
         for point, scores in zip(grid, points, strict=True):
-            print(f"  validation, ridge {point.ridge:g}, unit rows {point.unit_rows}: {told(scores)}", flush=True)
+            print(f"  validation, ridge {point.ridge:g}, unit rows {point.unit_rows}: {text_of(scores)}", flush=True)
         best = grid[int(np.argmax([scores[0] for scores in points]))]
         (model,) = trained(x_NF, y_NC, train, (best,), seed)
         found.append(precision(model(x_NF[test]), y_NC[test]))
         seconds = time.perf_counter() - began
-        print(f"seed {seed}: ridge {best.ridge:g}, unit rows {best.unit_rows}, test {told(found[-1])}, {seconds:.0f} s")
-    print(f"mean of {len(found)}: {told(list(np.mean(found, axis=0)))}; published 65.32 / 39.73 / 28.89")
+        print(
+            f"seed {seed}: ridge {best.ridge:g}, unit rows {best.unit_rows}, test {text_of(found[-1])}, {seconds:.0f} s"
+        )
+    print(f"mean of {len(found)}: {text_of(list(np.mean(found, axis=0)))}; published 65.32 / 39.73 / 28.89")
 
 
-def told(scores: list[float]) -> str:
+def text_of(scores: list[float]) -> str:
     return " / ".join(f"{score:.2f}" for score in scores)
 
 

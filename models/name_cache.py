@@ -44,7 +44,7 @@ def load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.
 
 
 def read(file: Path, digest: str) -> tuple[npt.NDArray[np.float32], str]:
-    """Return the vectors of a cached file, and what ``save`` was told about them. Raises UnusableError."""
+    """Return the vectors of a cached file, and the note that ``save`` was given with them. Raises UnusableError."""
     reason = "wrong checksum, or made for other input"
     try:
         with ZipFile(file) as archive:  # all checksums first: numpy parses a member before it has seen its end

@@ -27,7 +27,7 @@ CHECKPOINT, INDEX = "checkpoint", "checkpoint/checkpoint.json"
 END_ATTEMPTS = 3
 """At the end of a run a store that does not answer is asked so many times."""
 LONG_S, STALL_S = 10.0, 300.0
-"""Seconds after which the user is told that the end is waited for, and without a copied file the wait is given up."""
+"""Seconds until a line says what the end waits for; and seconds without a copied file until it gives up."""
 Stamp = tuple[int, int]
 """Size of a file in bytes, and its time in nanoseconds or its hash."""
 

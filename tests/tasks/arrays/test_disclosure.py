@@ -1,4 +1,4 @@
-"""The labels that a client sees and tells."""
+"""The labels that a client is given."""
 
 from __future__ import annotations
 
