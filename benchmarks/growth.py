@@ -168,5 +168,5 @@ def yardstick() -> float:
 def on_disk(folder: Path) -> dict[str, float]:
     """Return the bytes of a run folder's record and of the rest, and its number of files."""
     files = {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    journal = files.get(folder / "metrics.jsonl", 0)
-    return {"folder/journal": journal, "folder/rest": sum(files.values()) - journal, "folder/files": len(files)}
+    records = files.get(folder / "metrics.jsonl", 0)
+    return {"folder/records": records, "folder/rest": sum(files.values()) - records, "folder/files": len(files)}

@@ -77,8 +77,8 @@ def s3(monkeypatch, _s3_server):
     """Return an empty bucket on an S3 server of our own, as ``s3://bucket``; the environment leads there."""
     import boto3
 
-    told = {"ACCESS_KEY_ID": "someone", "SECRET_ACCESS_KEY": "sesame", "DEFAULT_REGION": "us-east-1"}
-    for name, value in (told | {"ENDPOINT_URL": _s3_server, "EC2_METADATA_DISABLED": "true"}).items():
+    credentials = {"ACCESS_KEY_ID": "someone", "SECRET_ACCESS_KEY": "sesame", "DEFAULT_REGION": "us-east-1"}
+    for name, value in (credentials | {"ENDPOINT_URL": _s3_server, "EC2_METADATA_DISABLED": "true"}).items():
         monkeypatch.setenv(f"AWS_{name}", value)
     bucket = f"bucket-{uuid.uuid4().hex[:12]}"
     boto3.client("s3").create_bucket(Bucket=bucket)

@@ -18,8 +18,8 @@ LARGEST = 2**63
 """Whole numbers reach no further: beyond it no array could hold them."""
 
 
-def parsed(text: str | bytes, hint: Any, where: object, mend: str) -> Any:
-    """Return the value of a JSON text, which is of the type ``hint``. where: the file; mend: what to do about damage.
+def parsed(text: str | bytes, hint: Any, where: object, remedy: str) -> Any:
+    """Return the value of a JSON text, which is of the type ``hint``. where: the file; remedy: what to do about damage.
 
     Raises InputError where the text is no JSON, or of other types.
     """
@@ -32,7 +32,7 @@ def parsed(text: str | bytes, hint: Any, where: object, mend: str) -> Any:
     else:
         fault = type_error(content, hint)
     if fault:
-        raise InputError(f"{where} is damaged ({fault})" + (f"; {mend}" if mend else ""))
+        raise InputError(f"{where} is damaged ({fault})" + (f"; {remedy}" if remedy else ""))
     return content
 
 

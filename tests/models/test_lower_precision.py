@@ -17,7 +17,7 @@ from anchorfl.models.lower_precision import ROWS, use_bfloat16
 CLOSE = {"rtol": 0.0, "atol": 0.02}
 
 
-def twins():
+def two_precisions():
     """Make a sparse encoder, its copy in bfloat16, and inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -37,7 +37,7 @@ def gradients(encoder, x):
 
 
 def test_training_is_near_float32_and_in_float32_outside():
-    plain, low, x = twins()
+    plain, low, x = two_precisions()
     (z_BD, grad), (low_z_BD, low_grad) = gradients(plain, x), gradients(low, x)
     assert low_z_BD.dtype == low_grad.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in low.parameters())
@@ -47,13 +47,13 @@ def test_training_is_near_float32_and_in_float32_outside():
 
 
 def test_scores_are_in_float32():
-    plain, low, x = twins()
+    plain, low, x = two_precisions()
     assert torch.equal(low.eval()(x), plain.eval()(x))
 
 
 def test_a_changed_weight_is_seen_within_an_outer_autocast():
     """An optimizer changes weights in place, which autocast's cache of cast weights does not see."""
-    _, low, x = twins()
+    _, low, x = two_precisions()
     with torch.autocast("cpu", torch.bfloat16):
         before = low(x)
         with torch.no_grad():
@@ -62,7 +62,7 @@ def test_a_changed_weight_is_seen_within_an_outer_autocast():
 
 
 def test_a_copy_trains_its_own_weights_and_the_state_fits():
-    plain, low, x = twins()
+    plain, low, x = two_precisions()
     copied = copy.deepcopy(low)
     nn.init.zeros_(copied.layers[-1].weight)
     assert copied(x).abs().max() < 1 < 10 * low(x).abs().max()
@@ -71,7 +71,7 @@ def test_a_copy_trains_its_own_weights_and_the_state_fits():
 
 
 def test_the_same_bits_twice():
-    _, low, x = twins()
+    _, low, x = two_precisions()
     assert torch.equal(gradients(low, x)[1], gradients(low, x)[1])
 
 

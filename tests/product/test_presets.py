@@ -99,8 +99,8 @@ def test_the_options_are_those_that_the_published_label_names(name):
     method = to_tree(read_preset(name))["method"]
     plain = {"fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "scaffold": "SCAFFOLD", "fedpu": "FedPU",
              "fedrs": "FedRS", "fedalign": "FedAlign"}[method["name"]]  # fmt: skip
-    told = {"fedprox": "mu", "fedrs": "alpha"}.get(method["name"])
-    parts = [plain] if told is None else [f"{plain}({told}={method[told]:g})"]
+    symbol = {"fedprox": "mu", "fedrs": "alpha"}.get(method["name"])
+    parts = [plain] if symbol is None else [f"{plain}({symbol}={method[symbol]:g})"]
     off = {"AL": "alignment", "SE": "semantic", "AT": "alternating"}
     if method["name"] == "fedalign":
         parts += [f"w/o {short}" for short, switch in off.items() if not method[switch]]

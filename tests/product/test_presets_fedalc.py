@@ -59,10 +59,10 @@ def test_the_options_are_those_that_the_published_label_names(name):
         label == "FedAvg-fixed" or method["name"] in ("flag", "fedmlh", "fedalc-fixed")
     )
     if method["name"] in ("fedaws", "fedalc"):
-        lam = setting.removeprefix("lambda=").removesuffix(")")
-        assert method["lambda_"] == float(lam or 10)
+        lambda_ = setting.removeprefix("lambda=").removesuffix(")")
+        assert method["lambda_"] == float(lambda_ or 10)
         all_pairs = {"coco14": 79, "voc12": 19, "voc07": 19, "flair": 50}
-        assert method["neighbours"] == int(neighbours()[row.data, label, lam] or all_pairs[name.split("/")[0]])
+        assert method["neighbours"] == int(neighbours()[row.data, label, lambda_] or all_pairs[name.split("/")[0]])
         assert method["regularizer"] == ("hinge_const" if method["neighbours"] in (19, 79) else "neg_d2")
 
 

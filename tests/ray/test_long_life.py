@@ -60,7 +60,7 @@ def test_nothing_grows_but_the_journal(experiment, tmp_path):
     slopes = many_rounds(RayExecutor, experiment, tmp_path / "run", 150, 30, 30)
     assert grown(slopes, LIMITS) == {}
     assert {"driver/objects", "server/handles", "client_001/uss", "gcs_server/uss", "ray/references"} <= slopes.keys()
-    assert 100 < slopes["folder/journal"].per_round < 5000
+    assert 100 < slopes["folder/records"].per_round < 5000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ray
 REST = ["--trials", "9", "--finals", "1", "--concurrent", "1"]
 
 
-def settled(copy: str) -> dict[str, bytes]:
+def wait_until_still(copy: str) -> dict[str, bytes]:
     """Wait until nothing changes a copy any more, as processes of trials outlive a killed driver; return its files."""
     before = object_store.sizes(copy)
     while time.sleep(1) or (now := object_store.sizes(copy)) != before:
@@ -45,7 +45,7 @@ def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
     process.send_signal(signal.SIGKILL)
     process.wait()
     shutil.rmtree(tmp_path / "cut")
-    before = settled(copy)
+    before = wait_until_still(copy)
     ended = [line for line in before[LEDGER].splitlines() if json.loads(line)["event"] == "end"]
     assert 2 <= len(ended) < 9
 

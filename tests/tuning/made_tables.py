@@ -55,8 +55,8 @@ def made_run(
     """
     folder = runs / f"{re.sub(r'[ /-]+', '-', run.row.key)}-s{run.seed}"
     e = run.experiment
-    journal = JsonLines(folder)
-    journal.begin(
+    record = JsonLines(folder)
+    record.begin(
         RunInfo(name=folder.name, experiment=e.task.name, params=flat(e), folder=folder, tags=dict(tags or {}))
     )
     answered = e.selected_clients - failed
@@ -68,8 +68,8 @@ def made_run(
         )
         costs = {"time/clients": 90.0 if number else 0.0, "time/evaluate": 10.0 if number else 0.0}
         metrics = {**dict(zip(scores, values, strict=True)), **wire, **costs, "failures/dropped_clients": float(failed)}
-        journal.round(RoundRecord(number, 1000.0 + number, metrics))
-    journal.end("FINISHED")
+        record.round(RoundRecord(number, 1000.0 + number, metrics))
+    record.end("FINISHED")
     write_config(folder, e)
     last = {name.removeprefix("test/"): values[-1] for name, values in scores.items() if name.startswith("test/")}
     content = {"checksum": "c", "digest": run.digest, "scores": {"test": last}, "seconds": 1.0}

@@ -83,10 +83,10 @@ def test_an_open_file_is_closed_aloud(home, capsys, others):
     auth_token.ensure_token()
     assert mode(path) == 0o600
     assert path.read_text() == secret
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert f"{path} (mode {others:04o}) could be read by others and is now closed to them" in told
-    assert secret not in told
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert f"{path} (mode {others:04o}) could be read by others and is now closed to them" in printed
+    assert secret not in printed
     auth_token.ensure_token()
     assert capsys.readouterr().err == "", "said once"
 
@@ -100,10 +100,10 @@ def test_what_cannot_be_closed_is_refused_in_one_line(home, monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(Path, "chmod", refused)
-    with pytest.raises(InputError, match="others can read Ray's token, and run code as you") as told:
+    with pytest.raises(InputError, match="others can read Ray's token, and run code as you") as error:
         auth_token.ensure_token()
-    assert "\n" not in str(told.value)
-    assert "RAY_AUTH_TOKEN_PATH" in str(told.value)
+    assert "\n" not in str(error.value)
+    assert "RAY_AUTH_TOKEN_PATH" in str(error.value)
     monkeypatch.setattr(Path, "chmod", lambda self, mode: None)  # a disk that keeps no modes
     with pytest.raises(InputError, match="this disk keeps no modes"):
         auth_token.ensure_token()

@@ -69,8 +69,8 @@ def test_contrasts_are_disjoint_equal_and_the_pool_has_the_shares_of_the_clients
         assert len(c.a_R) == len(c.b_R)
         assert not set(row[c.a_R]) & set(row[c.b_R])
         assert set(row[c.a_R] // 1000) == {c.client}
-    pooled = next(c for c in found if c.kind == "pooled" and c.client == 1)
-    share = np.bincount(row[pooled.b_R] // 1000, minlength=4) / len(pooled.b_R)
+    rest = next(c for c in found if c.kind == "pooled" and c.client == 1)
+    share = np.bincount(row[rest.b_R] // 1000, minlength=4) / len(rest.b_R)
     assert np.allclose(share, np.array(sizes) / sum(sizes), atol=0.01)
     assert len([c for c in contrasts(ids, sizes, 2, rng()) if c.kind == "pair"]) <= 2
 

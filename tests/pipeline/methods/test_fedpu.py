@@ -108,11 +108,11 @@ def test_the_prior_takes_out_the_identified_rows_among_the_unlabeled():
     w = arrays(local.model.state_dict())
     p = softmax(logits(w, x))
     h_U = -np.log(1 - p + EPS)[seen < 0]
-    told = risk(w, x, seen, 1.0, 0.0)
+    expected = risk(w, x, seen, 1.0, 0.0)
     for i in (0, 1):
-        told -= h_U[:, i].mean() / 2
-        told += (h_U[:, i] * (hidden != i)).mean() / 2
-    assert loss == pytest.approx((seen >= 0).mean() * told, abs=1e-12)
+        expected -= h_U[:, i].mean() / 2
+        expected += (h_U[:, i] * (hidden != i)).mean() / 2
+    assert loss == pytest.approx((seen >= 0).mean() * expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(

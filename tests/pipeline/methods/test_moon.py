@@ -159,10 +159,10 @@ def test_the_savings_change_no_update():
     compared.assert_savings_agree(Moon(mu=1.0))
 
 
-@pytest.mark.parametrize(("options", "told"), [({"mu": -1.0}, "mu = -1.0"), ({"tau": 0.0}, "tau = 0.0")])
-def test_bad_options_are_refused(options, told):
+@pytest.mark.parametrize(("options", "message"), [({"mu": -1.0}, "mu = -1.0"), ({"tau": 0.0}, "tau = 0.0")])
+def test_bad_options_are_refused(options, message):
     with pytest.raises(
         ValueError, match=r"\Amethod\.mu = \S+ must be at least 0, method\.tau = \S+ above 0\Z"
     ) as error:
         Moon(**options)
-    assert told in str(error.value)
+    assert message in str(error.value)

@@ -93,10 +93,10 @@ def test_a_postgres_address_is_no_argument(port, monkeypatch, capsys):
 
 
 def test_a_postgres_server_that_does_not_answer(port):
-    with pytest.raises(InputError, match="cannot be shown") as told:
+    with pytest.raises(InputError, match="cannot be shown") as error:
         serve(f"postgresql+psycopg://me:secret@127.0.0.1:{port}/runs", port)
-    assert "refused" in str(told.value)
-    assert "secret" not in str(told.value)
+    assert "refused" in str(error.value)
+    assert "secret" not in str(error.value)
 
 
 def test_other_hosts_only_when_asked_for(database, port, monkeypatch, capsys):

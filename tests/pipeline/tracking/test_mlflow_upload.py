@@ -49,9 +49,9 @@ def test_postgres_needs_its_driver(tmp_path, monkeypatch):
     uri = "postgresql://me:secret@127.0.0.1/runs"
     assert store_uri(uri, tmp_path) == uri
     monkeypatch.setattr(mlflow_store.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'psycopg\[binary\]'") as told:
+    with pytest.raises(InputError, match=r"pip install 'psycopg\[binary\]'") as error:
         store_uri("postgresql+psycopg://me:secret@127.0.0.1/runs", tmp_path)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(error.value)
     with pytest.raises(InputError, match="pip install psycopg2-binary"):
         open_tracker(TrackingOptions(uri="postgresql+psycopg2://me@127.0.0.1/runs"), tmp_path / "run", 0, print)
 
@@ -73,9 +73,9 @@ def test_no_password_is_said():
         "postgresql://me:se@cr/et@host/db", "http://me:secret@host:5000", "https://secret@host/x",
         "postgresql://host/db?user=me&password=secret&sslmode=require", "mysql+pymysql://me:secret@host/db?charset=utf8",
     ):  # fmt: skip
-        told = redact(f"cannot reach '{uri}' now")
-        assert "host" in told, told
-        assert not any(part in told for part in ("secret", "se@", "cr/et")), told
+        redacted = redact(f"cannot reach '{uri}' now")
+        assert "host" in redacted, redacted
+        assert not any(part in redacted for part in ("secret", "se@", "cr/et")), redacted
     for harmless in ("http://host:5000/#/experiments", "s3://bucket/runs", "sqlite:////tmp/a/mlflow.db", "a@b.org"):
         assert redact(harmless) == harmless
 

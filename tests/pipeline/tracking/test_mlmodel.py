@@ -167,9 +167,9 @@ def test_scores_stand_with_the_model(experiment, tmp_path, store, mlflow):
     result = run(experiment(tracking={"uri": store, "experiment": "scores"}), tmp_path / "run", quiet)
     client, _, found = delivered(mlflow, tmp_path / "run", store)
     rows = client.get_logged_model(found[0].model_id).metrics
-    told = {row.key: (row.value, row.dataset_name) for row in rows}
-    assert told["test/f1_macro"] == (result.scores["test"]["f1_macro"], "toy-single/test")
-    assert {name.partition("/")[0] for name in told} == {"test", "validation"}
+    logged = {row.key: (row.value, row.dataset_name) for row in rows}
+    assert logged["test/f1_macro"] == (result.scores["test"]["f1_macro"], "toy-single/test")
+    assert {name.partition("/")[0] for name in logged} == {"test", "validation"}
 
 
 def test_without_log_model_only_the_files_go(experiment, tmp_path, store, mlflow):

@@ -147,8 +147,8 @@ def test_two_machines_that_meet_an_empty_database(tmp_path, database):
         own = os.environ | {"TMPDIR": str(temporary)}
         command = [sys.executable, "-c", SEND, str(folder), database]
         processes.append(subprocess.Popen(command, cwd=root, env=own, stderr=subprocess.PIPE, text=True))
-    told = [process.communicate(timeout=200)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], told
+    printed = [process.communicate(timeout=200)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], printed
     assert in_store(database, "study") == whole(*folders)
 
 

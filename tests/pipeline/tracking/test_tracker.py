@@ -150,13 +150,13 @@ def test_a_server_that_recovers_gets_what_it_missed(tmp_path, store, lines, monk
     folder, broken = tmp_path / "run", []
     log_batch = mlflow_upload.MlflowUploader.upload_new
 
-    def advance(self):
+    def upload_new(self):
         if len(broken) < 2:
             broken.append(1)
             raise ConnectionError("[Errno 111] refused")
         return log_batch(self)
 
-    monkeypatch.setattr(mlflow_upload.MlflowUploader, "upload_new", advance)
+    monkeypatch.setattr(mlflow_upload.MlflowUploader, "upload_new", upload_new)
     tracker = open_tracker(TrackingOptions(uri=store), folder, 0, lines.append)
     tracker.parts[1].pause_s = 0.0
     tracker.begin(info_of(folder))

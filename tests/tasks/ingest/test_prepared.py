@@ -57,10 +57,10 @@ def test_a_clients_file_never_holds_a_label_that_it_does_not_identify(made):
         assert np.array_equal(data.known_NC.numpy(), known)
         assert np.array_equal(data.y_NC.numpy(), y_NC[client.rows] & known)
         assert torch.equal(data.weight_NC, objective.weights(data.y_NC, data.known_NC))
-        told = prepared.cards()[number]
-        assert (told.client, told.num_examples) == (number, len(client.rows))
-        assert told.count_C.tolist() == (y_NC[client.rows] & known).sum(0).tolist()
-        assert told.identified_C.tolist() == aware.tolist()
+        card = prepared.cards()[number]
+        assert (card.client, card.num_examples) == (number, len(client.rows))
+        assert card.count_C.tolist() == (y_NC[client.rows] & known).sum(0).tolist()
+        assert card.identified_C.tolist() == aware.tolist()
         held_MC = prepared.class_histogram().matrix(len(plan.clients), len(task.class_names))
         assert held_MC[number].tolist() == y_NC[client.rows].sum(0).tolist()
         sparse = prepared.sparse_client(number).part(0, len(client.rows))

@@ -217,10 +217,10 @@ def test_a_token_that_travels_in_the_open_is_said_aloud(address, open_to_all, mo
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "abc")
     _use_token(address)
-    told = capsys.readouterr().err
-    assert told.count("\n") == open_to_all
-    assert ("the token goes to it unencrypted" in told) == open_to_all
-    assert "abc" not in told
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == open_to_all
+    assert ("the token goes to it unencrypted" in printed) == open_to_all
+    assert "abc" not in printed
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     _use_token(address)
     assert capsys.readouterr().err == ""

@@ -37,13 +37,13 @@ def test_a_folder_of_another_point_is_moved_aside(experiment, tmp_path, monkeypa
     run_spec = make_run_spec(experiment(federation={"rounds": 2}), quiet)
 
     def scores(number, rate, after=0):
-        told = []
-        monkeypatch.setattr(trials.tune, "report", lambda metrics: told.append(metrics["score"]))
+        reported = []
+        monkeypatch.setattr(trials.tune, "report", lambda metrics: reported.append(metrics["score"]))
         context = trials.TrialContext(
             {1: run_spec}, {"lr": "optimizer.lr"}, str(tmp_path / "trials"), 2, "validation/f1_macro", 1
         )
         trials._train_trial({"number": number, "point": {"lr": rate}, "after": after, "seconds": 0.0}, context)
-        return told
+        return reported
 
     first, fresh = scores(0, 0.001), scores(1, 0.05)
     assert scores(0, 0.001) == first  # its own point: nothing moves

@@ -26,10 +26,10 @@ def test_figures_call_the_metric_by_its_name(tmp_path, metric, shown):
 
 def test_a_trial_reports_its_metric_or_says_that_runs_lack_it(tmp_path):
     for seed, score in ((1, 0.4), (2, 0.6)):
-        journal = JsonLines(tmp_path / f"seed-{seed}")
-        journal.begin(RunInfo(name=f"seed-{seed}", experiment="toy", params={}, folder=tmp_path / f"seed-{seed}"))
+        record = JsonLines(tmp_path / f"seed-{seed}")
+        record.begin(RunInfo(name=f"seed-{seed}", experiment="toy", params={}, folder=tmp_path / f"seed-{seed}"))
         metrics = {"validation/p_at_1": score, "time/clients": 1.0, "time/evaluate": 0.5}
-        journal.round(RoundRecord(1, 100.0, metrics))
+        record.round(RoundRecord(1, 100.0, metrics))
     context = TrialContext({}, {}, str(tmp_path), 1, "validation/p_at_1", 1)
     got = _record(tmp_path, [1, 2], 1, context)
     assert (got["score"], got["scores"]) == (pytest.approx(0.5), {"1": 0.4, "2": 0.6})

@@ -172,8 +172,8 @@ def test_the_round_with_the_best_sum(tmp_path):
             "federation.clients_per_round": 1,
             "task.clients": 2,
         }
-        journal = JsonLines(folder)
-        journal.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
+        record = JsonLines(folder)
+        record.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
         for round_, (f1, total, test) in enumerate([(0.9, 0.5, 0.1), (0.3, 0.8, 0.25), (0.2, 0.8, 0.4)], 1):
             metrics = {
                 "validation/f1_macro": f1,
@@ -183,8 +183,8 @@ def test_the_round_with_the_best_sum(tmp_path):
             }
             metrics |= {f"test/{m.name}": test for m in FAMILIES["classification"].measures}
             metrics |= {"failures/dropped_clients": 0, "time/clients": 1.0, "time/evaluate": 1.0}
-            journal.round(RoundRecord(round_, 100.0, metrics))
-        journal.end("FINISHED")
+            record.round(RoundRecord(round_, 100.0, metrics))
+        record.end("FINISHED")
         runs[str(seed)] = load_run(folder)
     row = rows_of(paper)[0]
     e = read_preset("digits/fedavg")
