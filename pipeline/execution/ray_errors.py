@@ -44,7 +44,7 @@ def node_died(error: RayError) -> bool:
 def lost(error: RayError) -> LostError:
     """Return the LostError that such an error becomes."""
     return LostError(
-        "the server actor, a client that told it of its data, or an object on a node that left, is gone"
+        "the server actor, a client whose initial message it holds, or an object on a node that left, is gone"
         f" ({first_line(cause_of(error))})"
     )
 

@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.tasks.files import object_store
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.search.study import TrialState, read_trials
@@ -20,11 +21,19 @@ SHORT = ["--searcher", "random", "--scheduler", "none", "--seeds", "2", "--round
 SPACE = ["--space", "q1=60:95", "alpha=log:0.1:10"]
 
 
-def trials(folder: str) -> list[TrialState]:
+def write_preset(experiment, name: str = "toy.toml", **sections) -> str:
+    """Write a small FedAlign preset of the toy task into the current folder; keywords replace sections."""
+    base = {"cluster": {"executor": "ray"}, "tracking": {"uri": ""}}
+    e = experiment("fedalign", options={"q1": 80.0, "q2": 40.0}, **(base | sections))
+    Path(name).write_text(to_toml(e))
+    return name
+
+
+def trials(folder: str | Path) -> list[TrialState]:
     return read_trials(Ledger(Path(folder) / LEDGER).events)
 
 
-def scores(folder: str) -> list[tuple]:
+def scores(folder: str | Path) -> list[tuple]:
     return [(e.point, e.status, [e.records[r]["scores"] for r in sorted(e.records)]) for e in trials(folder)]
 
 
@@ -60,7 +69,7 @@ def wait_for_ends(process: subprocess.Popen, folder: Path, ledger: str, count: i
         time.sleep(0.02)
 
 
-def mlflow_runs(folder: str) -> list[tuple]:
+def mlflow_runs(folder: str | Path) -> list[tuple]:
     """Name, whether it has a parent, status, and the rounds of every run in the MLflow database."""
     with closing(sqlite3.connect(f"{folder}/mlflow.db")) as db:
         rows = db.execute("select run_uuid, name, status from runs").fetchall()

@@ -1,4 +1,4 @@
-"""Several runs of one command on one crew: the same processes, and the bits of runs on their own."""
+"""Several runs of one command on one pool of actors: the same processes, and the bits of serial runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ray
 
 from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
 from anchorfl.pipeline.run.lifecycle import run
-from tests.runs import quiet
+from tests.runs import on_ray, quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 
@@ -21,17 +21,12 @@ def test_a_run_finds_the_actors_of_the_run_before_it_and_gives_its_own_bits(expe
 
     monkeypatch.setattr(ActorPool, "_server", counted)
 
-    def made(folder, method, actors, actor_pools=None):
-        e = experiment(method, cluster={"executor": "ray", "clients_per_actor": actors}, tracking={"uri": "none"})
-        return run(e, tmp_path / folder, quiet, actor_pools).checksum
-
-    runs = [("fedavg", 2), ("scaffold", 2), ("fedavg", 4)]
-    alone = [made(f"alone-{i}", *each) for i, each in enumerate(runs[:2])]
-    assert len(servers) == 2
+    serial = {m: run(experiment(m), tmp_path / m, quiet).checksum for m in ("fedavg", "scaffold")}
     actor_pools = ActorPools()
-    together = [made(f"together-{i}", *each, actor_pools) for i, each in enumerate(runs)]
-    assert together == [*alone, alone[0]]
-    assert len(servers) == 4  # the third run has another layout
+    for i, (method, per_actor, started) in enumerate((("fedavg", 2, 1), ("scaffold", 2, 1), ("fedavg", 4, 2))):
+        e = on_ray(experiment(method), clients_per_actor=per_actor)
+        assert run(e, tmp_path / f"ray-{i}", quiet, actor_pools).checksum == serial[method]
+        assert len(servers) == started  # the third run has another layout
     with pytest.raises(ray.exceptions.ActorDiedError):
-        ray.get(servers[2].scores.remote("any", []))
+        ray.get(servers[0].scores.remote("any", []))
     actor_pools.close()

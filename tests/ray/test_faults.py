@@ -123,7 +123,7 @@ def test_a_server_actor_that_dies_in_a_round_is_named(faulty):
     ray.kill(executor.server)
     with pytest.raises(
         LostError,
-        match="the server actor, a client that told it of its data, or an object on a node that left, is gone",
+        match="the server actor, a client whose initial message it holds, or an object on a node that left, is gone",
     ):
         executor.round(2, ALL, nobody)
     executor.close()

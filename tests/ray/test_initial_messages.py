@@ -1,4 +1,4 @@
-"""A client process that dies while clients tell of their data, before round 1."""
+"""A client process that dies while clients send their initial messages, before round 1."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Dying(FedALC):
         return super().initial_message(card, parts, key)
 
 
-def test_a_client_that_dies_while_it_tells_costs_nothing(experiment, tmp_path, capsys):
-    """Fresh processes tell again: the bits of a run in one process, in which nothing went wrong."""
+def test_a_client_that_dies_while_it_sends_costs_nothing(experiment, tmp_path, capsys):
+    """Fresh processes send theirs again: the bits of a run in one process, in which nothing went wrong."""
     e = experiment("fedalc", federation={"rounds": 2, "epochs": 1})
     expected = run(e, tmp_path / "serial", quiet)
     mark = tmp_path / "died"
@@ -41,4 +41,4 @@ def test_a_client_that_dies_while_it_tells_costs_nothing(experiment, tmp_path, c
     got = run(dataclasses.replace(e, method=Dying(mark=str(mark)), cluster=cluster), tmp_path / "ray", quiet)
     assert mark.exists()
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
-    assert capsys.readouterr().out.count("a client that told it of its data") == 1
+    assert capsys.readouterr().out.count("a client whose initial message it holds") == 1

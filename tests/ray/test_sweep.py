@@ -16,9 +16,10 @@ from anchorfl.tuning.cli import main
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.sweep.plan import load_plan
 from anchorfl.tuning.sweep.sweep import LEDGER, read_sweep
-from tests.ray.sweeps import SHORT, SPACE, mlflow_runs, scores, sweep_process, trials, wait_for_ends
+from tests.ray.sweeps import SHORT, SPACE, mlflow_runs, scores, sweep_process, trials, wait_for_ends, write_preset
 
 pytestmark = pytest.mark.ray
+SERIAL = ["--trials", "3", "--finals", "1", "--concurrent", "1", "--cluster.executor", "serial"]
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +32,32 @@ def one_ray():
         yield
 
 
-def test_trials_are_runs(preset, one_ray):
+@pytest.fixture(scope="module")
+def whole(experiment, tmp_path_factory, one_ray):
+    """Return the folder of a sweep of three serial trials that was left alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["sweep", write_preset(experiment), *SPACE, *SHORT, *SERIAL, "--output", "whole/s"]) == 0
+    return folder / "whole"
+
+
+@pytest.mark.apart
+def test_trials_are_runs(preset, whole):
     """Serial or on actors, for four clients: the same scores; and each seed of a trial is bit for bit the run that its
     options make. Trials never score the test split; the final runs do, once.
     """
-    preset()
-    preset("serial.toml", cluster={"executor": "serial"})
-    for name, file in (("a", "toy.toml"), ("b", "serial.toml")):
-        assert main(["sweep", file, *SPACE, *SHORT, "--trials", "2", "--finals", "1", "--output", name]) == 0
-    assert scores("a") == scores("b")
+    e = read_preset(preset())
+    assert main(["sweep", "toy.toml", *SPACE, *SHORT, "--trials", "2", "--finals", "1", "--output", "a"]) == 0
+    assert scores("a") == scores(whole / "s")[:2]
     assert [e.status for e in trials("a")] == ["finished"] * 2
     trial = trials("a")[1]
-    e = read_preset("serial.toml")
     e = dataclasses.replace(
         e,
         method=dataclasses.replace(e.method, **trial.point),
         federation=dataclasses.replace(e.federation, rounds=2),
         tracking=dataclasses.replace(e.tracking, uri="none"),
+        cluster=dataclasses.replace(e.cluster, executor="serial"),
         seed=e.seed + 1,
     )
     run(e, Path("alone"), str.strip)
@@ -102,15 +112,11 @@ def test_a_budget_ends_the_search_and_can_be_raised(preset, one_ray, capsys):
 
 
 @pytest.mark.apart
-def test_killed_and_resumed(preset, tmp_path):
-    """SIGKILL after two of three trials: the same trials, scores and choice as a sweep that was left alone; no
+def test_killed_and_resumed(preset, whole, tmp_path):
+    """SIGKILL after two of the three trials: the same trials, scores and choice as a sweep that was left alone; no
     trial that had ended is touched; MLflow has every run and every round once.
     """
-    file = preset()
-    arguments = [*SPACE, *SHORT, "--trials", "3", "--finals", "1", "--concurrent", "1", "--cluster.executor", "serial"]
-    whole = sweep_process(tmp_path, file, *arguments, "--output", "whole/s")
-    assert whole.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
-    process = sweep_process(tmp_path, file, *arguments, "--output", "cut/s", held_after=2)
+    process = sweep_process(tmp_path, preset(), *SPACE, *SHORT, *SERIAL, "--output", "cut/s", held_after=2)
     ledger = tmp_path / "cut/s" / LEDGER
     wait_for_ends(process, tmp_path, str(ledger), 2)
     process.send_signal(signal.SIGKILL)
@@ -122,11 +128,11 @@ def test_killed_and_resumed(preset, tmp_path):
     stamps = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
     again = sweep_process(tmp_path, "--resume", "cut/s")
     assert again.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
-    assert scores("cut/s") == scores("whole/s")
-    views = [read_sweep(load_plan(Path(p), {}), Path(p)) for p in ("cut/s", "whole/s")]
+    assert scores("cut/s") == scores(whole / "s")
+    views = [read_sweep(load_plan(Path(p), {}), Path(p)) for p in ("cut/s", whole / "s")]
     assert views[0].best.number == views[1].best.number
     assert [f.scores for f in views[0].final_runs] == [f.scores for f in views[1].final_runs]
     assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in files} == stamps
     later = [e for e in Ledger(ledger).events[before:] if f"{e.get('trial', 99):04d}" in ended]
     assert not later
-    assert mlflow_runs("cut") == mlflow_runs("whole")
+    assert mlflow_runs("cut") == mlflow_runs(whole)

@@ -10,6 +10,7 @@ machine.
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,13 @@ def account(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(SHIPPED.parent)
+    checkout = (
+        tmp_path / "checkout"
+    )  # Ray hashes every file that it would copy: here not those of a virtual environment
+    checkout.mkdir()
+    for name in ("cluster.yaml", "requirements.lock", ".gitignore"):
+        shutil.copy(SHIPPED.parent / name, checkout)
+    monkeypatch.chdir(checkout)
     caches = (utils.resource_cache, utils.client_cache, aws._get_subnets_or_die)
     with moto.mock_aws():
         for cache in caches:
