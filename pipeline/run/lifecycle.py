@@ -27,7 +27,7 @@ from anchorfl.pipeline.storage.run_record import FINAL_SCORES, Status, note_fini
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
-from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter, send
+from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
 from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
@@ -223,6 +223,5 @@ def open_tracker(options: TrackingOptions, folder: Path, resume_at: int, log: Lo
     """
     trackers: list[Tracker] = [JsonLines(folder, resume_at)]
     if store := store_uri(options.uri, folder):
-        wait = LOCAL_WAIT_S if store.startswith("sqlite") else SERVER_WAIT_S
-        trackers.append(MlflowWriter(folder, store, log, timeout_s=wait))
+        trackers.append(MlflowWriter(folder, store, log))
     return Trackers(trackers, options)

@@ -55,15 +55,17 @@ class MlflowWriter:
         log: Callable[[str], None],
         *,
         uploader: Sender | None = None,
-        timeout_s: float = SERVER_WAIT_S,
+        timeout_s: float | None = None,
     ) -> None:
         """log: takes one line, from any thread.
 
         uploader: sends, on the writer's one thread; None: this run folder alone.
-        timeout_s: seconds that ``end`` waits for the rest at most.
+        timeout_s: seconds that ``end`` waits for the rest at most; None: ``LOCAL_WAIT_S`` or ``SERVER_WAIT_S``.
         """
         self.folder, self.uri, self.log = folder, uri, log
-        self.pause_s, self.timeout_s = FIRST_PAUSE_S, timeout_s
+        self.pause_s = FIRST_PAUSE_S
+        wait = LOCAL_WAIT_S if uri.startswith("sqlite") else SERVER_WAIT_S
+        self.timeout_s = wait if timeout_s is None else timeout_s
         self.uploader = uploader or MlflowUploader(folder, uri)
         self.failures = 0
         self._in_a_row = 0

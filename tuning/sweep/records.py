@@ -19,7 +19,7 @@ from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, r
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
-from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
+from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.backup import move_aside
 from anchorfl.tuning.search.results import Trial
@@ -70,8 +70,7 @@ class SweepRecords:
         self._uploader = MlflowTreeUploader(self.folder, uri) if uri else None
         self._writer = None
         if self._uploader is not None:
-            wait = LOCAL_WAIT_S if uri.startswith("sqlite") else SERVER_WAIT_S
-            self._writer = MlflowWriter(self.folder, uri, self.log, timeout_s=wait, uploader=self._uploader)
+            self._writer = MlflowWriter(self.folder, uri, self.log, uploader=self._uploader)
             self._writer.begin(base)
 
     def trial_folder(self, number: int) -> Path:

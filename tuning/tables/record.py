@@ -15,7 +15,7 @@ from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_upload import read_notes
-from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
+from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.statistics import Table
 
@@ -47,8 +47,7 @@ class TableRecord:
         self.writer: MlflowWriter | None = None
         if self.uri:
             self.tree_uploader = MlflowTreeUploader(out, self.uri)
-            wait = LOCAL_WAIT_S if self.uri.startswith("sqlite") else SERVER_WAIT_S
-            self.writer = MlflowWriter(out, self.uri, log, uploader=self.tree_uploader, timeout_s=wait)
+            self.writer = MlflowWriter(out, self.uri, log, uploader=self.tree_uploader)
             self.writer.begin(info)
 
     def notify(self, folder: Path | None) -> None:

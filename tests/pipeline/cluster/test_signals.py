@@ -72,7 +72,8 @@ def test_a_second_one_ends_at_once(begun):
 
 
 def test_ctrl_c_has_its_own_exit_code(begun):
-    process = begun(["-c", STAND.format(before="pass", after="pass")])
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # these tests may run in a shell's background
+    process = begun(["-c", STAND.format(before="pass", after="pass")], ahead=heeded)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1].strip() == GO_ON
     assert process.returncode == 130
