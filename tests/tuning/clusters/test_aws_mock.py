@@ -34,9 +34,7 @@ def account(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    checkout = (
-        tmp_path / "checkout"
-    )  # Ray hashes every file that it would copy: here not those of a virtual environment
+    checkout = tmp_path / "checkout"  # Ray hashes all that it would copy, so this holds no virtual environment
     checkout.mkdir()
     for name in ("cluster.yaml", "requirements.lock", ".gitignore"):
         shutil.copy(SHIPPED.parent / name, checkout)
