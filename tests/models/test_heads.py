@@ -9,7 +9,7 @@ import torch
 from anchorfl.models.build import ModelOptions, build
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.encoders.cnn import SmallCNN
-from anchorfl.models.heads import LabelHead, LinearHead
+from anchorfl.models.heads import CosineHead, LabelHead, LinearHead
 
 C, D, B = 5, 6, 4
 
@@ -46,6 +46,16 @@ def test_label_head_is_a_dot_product_with_the_class_rows(unit, width_of_vectors)
     if unit:
         rows = rows / np.sqrt((rows**2).sum(1, keepdims=True))
     assert np.allclose(head(z).detach(), z.numpy() @ rows.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_cosine_head_is_the_mean_of_the_parts_cosines(parts):
+    head, z = CosineHead(C, D, parts), normal(B, D)
+    z_BRP, rows_CRP = (x.reshape(len(x), parts, -1) for x in (z.numpy(), head.classes().detach().numpy()))
+    cosine_BCR = np.einsum("brp,crp->bcr", z_BRP, rows_CRP) / np.linalg.norm(z_BRP, axis=2)[:, None]
+    assert np.allclose(np.linalg.norm(rows_CRP, axis=2), 1, atol=1e-6)
+    assert np.allclose(head(z).detach(), cosine_BCR.mean(2), atol=1e-6)
+    assert torch.allclose(head(head.classes()).diagonal(), torch.ones(C))
 
 
 @pytest.mark.parametrize(

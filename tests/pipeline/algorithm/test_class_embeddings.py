@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
+from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS, RowUpdate
+from anchorfl.pipeline.algorithm.contract import ClientResult
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit
 from anchorfl.tasks.arrays.labels import Labels
@@ -53,6 +54,36 @@ def test_a_client_takes_one_step_on_theta_and_its_row():
     assert_close({n: got.update.weights[n].numpy() for n in names}, want, 1e-8)
     assert np.abs(got.update.row_D.numpy() - row / np.linalg.norm(row)).max() < 1e-8
     assert not got.memory
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_every_mini_batch_takes_a_step_of_its_own_gradient(epochs):
+    """A step on theta and row is the same whether it is the third of a round, or the first of one that begins there."""
+    method, data = METHODS["fedavg-positive"](class_embedding_lr=0.3), rows()
+    model = network()
+    state, cards = begun(method, model, data)
+    card, held = clients(data)[1]
+    sent, told = method.broadcast(state, server(model, cards)), method.client_message(state, card)
+    whole = fit(TrainingSpec(method, Objective("multi"), SGD, epochs, 0), model, card, held, sent, {}, 1, told).update
+    for _ in range(epochs):
+        once = fit(TrainingSpec(method, Objective("multi"), SGD, 1, 0), model, card, held, sent, {}, 1, told).update
+        sent, told = replace(sent, weights=once.weights), {"row": once.row_D}
+    assert torch.allclose(whole.row_D, once.row_D, rtol=0, atol=1e-12)
+    assert all(torch.allclose(v, once.weights[n], rtol=0, atol=1e-12) for n, v in whole.weights.items())
+
+
+def test_a_class_without_a_client_leaves_the_others_their_rows():
+    """Clients 0 and 1 identify classes 1 and 3: their rows are those of the classes, whatever the clients' numbers."""
+    method, model = METHODS["fedavg-positive"](), network()
+    cards = [replace(clients(rows())[c][0], client=number) for number, c in enumerate((1, 3))]
+    state = method.begin(server(model, cards))
+    before = state.weights[CLASS_ROWS]
+    told = [method.client_message(state, card)["row"] for card in cards]
+    assert torch.equal(torch.stack(told), before[[1, 3]])
+    updates = [RowUpdate({n: v for n, v in state.weights.items() if n != CLASS_ROWS}, -row) for row in told]
+    results = [ClientResult(card, update) for card, update in zip(cards, updates, strict=True)]
+    after = method.aggregate(state, results, server(model, cards)).weights[CLASS_ROWS]
+    assert torch.equal(after, before * torch.tensor([1, -1, 1, -1])[:, None])
 
 
 def test_a_row_beyond_the_margin_has_no_loss():
@@ -191,6 +222,30 @@ def test_a_client_that_was_missing_gets_its_fixed_row_later():
     _, cards = begun(method, network(), rows())
     assert [bool(method.client_message(state, card)) for card in cards] == [False, True, False, True]
     assert len(explicit(method, rows(), 3, chosen=[1, 2])) == 3
+
+
+def test_a_fixed_row_is_sent_once_in_a_run():
+    """Also where a client was last seen several rounds ago, and others came in between."""
+    method, model = METHODS["flag"](), network()
+    state, cards = begun(method, model, rows())
+    asked = []
+    for round_, chosen in enumerate(([0, 1], [2], [0, 3]), 1):
+        results = []
+        for c in chosen:
+            told = method.client_message(state, cards[c])
+            asked.append((round_, c, bool(told)))
+            results.append(ClientResult(cards[c], RowUpdate({"encoder.0.bias": torch.zeros(2)}, torch.zeros(0))))
+        state = method.aggregate(state, results, server(model, cards, round_=round_))
+    assert asked == [(1, 0, True), (1, 1, True), (2, 2, True), (3, 0, False), (3, 3, True)]
+
+
+def test_hash_functions_of_fedmlh_are_independent():
+    """Of 1,000 classes in 50 buckets, two functions give about a 50th the same bucket, and no bucket stays empty."""
+    method = METHODS["fedmlh"](hash_tables=4, buckets=50)
+    of_RC = np.array([[method.bucket(r, c) for c in range(1000)] for r in range(4)])
+    for one, other in itertools.combinations(of_RC, 2):
+        assert 5 < (one == other).sum() < 40
+    assert all(set(of_C) == set(range(50)) for of_C in of_RC)
 
 
 def test_what_clients_tell_is_a_digest_per_row():

@@ -128,6 +128,17 @@ def test_single_label_by_hand():
     assert classes_C.tolist() == [False, True]
 
 
+def test_a_given_label_of_a_class_that_the_client_does_not_identify_stays():
+    """Row 9 scores highest and is labeled negative, row 0 scores lowest and is labeled positive."""
+    y, known = np.zeros((10, 1)), np.zeros((10, 1))
+    y[0], known[[0, 9]] = 1, 1
+    data = client(y, known, MULTI)
+    limits = Thresholds(q1=75, q2=25)
+    got, _ = pseudo_annotate(data, torch.arange(10.0)[:, None], torch.zeros(1).bool(), MULTI, limits)
+    assert got.y_NC[:, 0].tolist() == [1, 0, 0, 0, 0, 0, 0, 1, 1, 0]
+    assert got.known_NC[:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 1, 1, 1]
+
+
 def test_a_client_that_knows_every_class_is_left_as_it_is():
     y, known, _, score = case(3, 12, 4, "multi", ties=False)
     data = client(y, known, MULTI)

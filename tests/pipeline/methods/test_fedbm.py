@@ -263,6 +263,108 @@ def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
     assert not source.generator.training
 
 
+def normalized(method=None):
+    """Return a network with BatchNorm, and the state of the server that has it."""
+    method = method or FedBM(**QUICK)
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(6)
+        model = Classifier(nn.Sequential(*layers), ConceptHead(C, 6, D), MaskSource())
+    return model, method.begin(server(model, [client(0)[0]]))
+
+
+def nothing(model, x_B, class_B):
+    """Stand for a loss of images that is 0."""
+    return 0 * model(x_B).sum(1)
+
+
+def test_training_leaves_batch_norms_statistics_alone():
+    model, state = normalized()
+    model.load_state_dict(state.weights)
+    source = image_source(state.generator, state.concepts_CMD, True, SPEC.scaling())
+    train_generator(source, model.train(), GeneratorTraining(row_loss, 1.0, 0.1, 3, 16, 3e-3), rng(3))
+    assert all(torch.equal(v, state.weights[n]) for n, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("div", "dis"), [(1.0, 0.0), (0.0, 1.0)], ids=["div", "dis"])
+def test_each_loss_of_the_generator_is_added_and_falls(div, dis):
+    """Alone, each is above 0 and training makes it smaller: images of a class differ, statistics come closer."""
+    model, state = normalized()
+    model.load_state_dict(state.weights)
+    source = image_source(state.generator, state.concepts_CMD, True, SPEC.scaling())
+    losses = train_generator(source, model, GeneratorTraining(nothing, div, dis, 40, 16, 3e-3), rng(3))
+    assert min(losses) > 0
+    assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
+
+
+def test_a_generators_steps_are_adams_one_after_the_other():
+    """Three steps, each with the gradient of its own draw, and one Adam from the first to the last."""
+    model, state = normalized()
+    model.load_state_dict(state.weights)
+    got, want = (image_source(state.generator, state.concepts_CMD, True, SPEC.scaling()) for _ in range(2))
+    losses = train_generator(got, model, GeneratorTraining(row_loss, 0.0, 0.0, 3, 16, 3e-3), rng(3))
+    draws, weights, expected = rng(3), list(want.generator.train().parameters()), []
+    adam = torch.optim.Adam(weights, lr=3e-3, betas=(0.5, 0.999))
+    model.eval()
+    for _ in range(3):
+        class_B = want.labels(16, draws)
+        x_B = want.prepared(want.generator(want.conditions(class_B, draws)), draws)
+        loss = row_loss(model, x_B, class_B).mean()
+        for p, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            p.grad = gradient
+        adam.step()
+        expected.append(float(loss.detach()))
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for one, other in zip(got.generator.parameters(), weights, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_conditions_are_those_of_the_classes_in_training_and_at_the_clients():
+    """With one prompt a class, a condition is nearest to the concept of the class that the image is taken for."""
+    e_CMD = 10 * concepts()[:, :1]
+    values = FedBM(**QUICK).begin(server(network(FedBM(**QUICK)), [client(0)[0]])).generator
+    source, seen, classes = image_source(values, e_CMD, True, SPEC.scaling()), [], []
+    source.generator.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+
+    def loss(model, x_B, class_B):
+        classes.append(class_B)
+        return nothing(model, x_B, class_B)
+
+    train_generator(source, network(FedBM(**QUICK)), GeneratorTraining(loss, 0.0, 0.0, 2, 40, 1e-3), rng(3))
+    classes.append(source.draw(40, rng(4))[1])
+    assert len(seen) == len(classes) == 3
+    for z_BD, class_B in zip(seen, classes, strict=True):
+        assert torch.equal(torch.cdist(z_BD, e_CMD[:, 0]).argmin(1), class_B)
+        assert set(class_B.tolist()) == set(range(C)), "every class is drawn"
+
+
+def test_a_training_starts_from_the_servers_weights_whatever_the_work_space_held():
+    method = FedBM(**QUICK | {"generator_every": 1})
+    model, state = normalized(method)
+    report = ClientResult(client(0)[0], type("Sent", (), {"weights": without_frozen(state.weights)})())
+    sums = []
+    for left in (0.0, 3.0):
+        with torch.no_grad():
+            for value in model.state_dict().values():
+                value.fill_(left)
+        after = method.aggregate(state, [report], server(model, [client(0)[0]], 1, 50))
+        sums.append(messages.checksum(after.generator))
+    assert sums[0] == sums[1] != messages.checksum(state.generator)
+
+
+def test_a_new_generator_takes_the_place_of_the_one_that_a_client_kept():
+    method, (card, data) = FedBM(**QUICK), client(0)
+    model = network(method)
+    state = method.begin(server(model, [card]))
+    state = replace(state, version=torch.tensor(1))
+    newer = replace(state, generator={n: v + 1 if v.is_floating_point() else v for n, v in state.generator.items()})
+    training, memory = TrainingSpec(method, SINGLE, SGD, 1, 5), {}
+    for round_, one in ((1, state), (2, newer)):
+        sent = method.broadcast(one, server(model, [card]))
+        memory = fit(training, model, card, data, sent, memory, round_, method.client_message(one, card)).memory
+        assert all(torch.equal(memory[GENERATOR + n], v) for n, v in one.generator.items())
+
+
 @pytest.mark.parametrize(("pixels", "room"), [(8, 1), (28, 1), (64, 2), (128, 4), (224, 7)])
 def test_the_room_of_a_crop_grows_with_the_image(pixels, room):
     """So many rows or columns at most are black at each edge, in some image so many."""

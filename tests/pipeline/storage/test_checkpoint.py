@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from functools import partial
+
 import pytest
 import torch
 
@@ -57,6 +61,38 @@ def test_a_kill_before_the_index_leaves_the_old_checkpoint(tmp_path, monkeypatch
     found = Checkpoints(tmp_path).load()
     assert found.round == 1
     assert torch.equal(found.parts["memory-00000"]["weights/w"], tensors(0.1)["weights/w"])
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_kill_before_any_call_that_changes_the_disk_leaves_a_whole_checkpoint(tmp_path, monkeypatch, kept):
+    """The one of round 1, until the index of round 2 has its name; then that of round 2."""
+    names = ("fsync", "replace", "unlink")
+    plain, rounds = {name: getattr(os, name) for name in names}, []
+    for kill in range(1, 100):
+        folder, calls = tmp_path / str(kill), itertools.count(1)
+        checkpoints = Checkpoints(folder, kept)
+        checkpoints.save(1, {"state": tensors(1.0), "memory-00000": tensors(1.0)}, {})
+
+        def call(name, *given, calls=calls, kill=kill, **named):
+            if next(calls) == kill:
+                raise KeyboardInterrupt
+            return plain[name](*given, **named)
+
+        with monkeypatch.context() as patch:
+            for name in names:
+                patch.setattr(os, name, partial(call, name))
+            try:
+                checkpoints.save(2, {"state": tensors(2.0), "memory-00000": tensors(2.0)}, {})
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        found = Checkpoints(folder, kept).load()
+        assert {float(part["weights/w"][0, 0]) for part in found.parts.values()} == {float(found.round)}
+        rounds.append(found.round)
+    assert rounds == sorted(rounds)
+    assert set(rounds) == {1, 2}
+    assert Checkpoints(folder, kept).load().round == 2
 
 
 def tampered(folder, old: str, new: str) -> None:

@@ -1,0 +1,35 @@
+"""A file is on the disk before it takes its name, and its name before anybody is told that it was written."""
+
+from __future__ import annotations
+
+import os
+
+from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically, write_json
+
+
+def test_file_and_folder_are_synced_around_the_rename(tmp_path, monkeypatch):
+    done, path = [], tmp_path / "x.json"
+    fsync, replace = os.fsync, os.replace
+
+    def synced(handle):
+        done.append(("sync", os.fstat(handle).st_ino))
+        fsync(handle)
+
+    def renamed(draft, target):
+        done.append(("rename", os.stat(draft).st_ino))
+        replace(draft, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_atomically(path, b"text")
+    file, folder = path.stat().st_ino, tmp_path.stat().st_ino
+    assert done == [("sync", file), ("rename", file), ("sync", folder)]
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "x.json"
+    assert read_json(path) == {}
+    for content in ({"a": [1, 2]}, {"b": None}):
+        write_json(path, content)
+        assert read_json(path) == content
