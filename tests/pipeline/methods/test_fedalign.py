@@ -24,7 +24,7 @@ from anchorfl.tasks.contract import Card, ClientData, Objective
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 C, D, WORDS, LENGTH = 4, 6, 11, 7
-SINGLE = Objective("single")
+SINGLE, MULTI = Objective("single"), Objective("multi")
 OPTIONS = OptimizerOptions(batch_size=8, microbatch_tokens=20)
 AWARE = torch.tensor([True, True, False, False])
 PARTS = ("qkv", "out", "up", "down", "norm_attention", "norm_feedforward")
@@ -236,6 +236,41 @@ def test_annotation_happens_once_per_round_or_once_per_epoch(monkeypatch):
         calls.clear()
         run(FedAlign(refresh=refresh), epochs=3)
         assert len(calls) == times
+
+
+@pytest.mark.parametrize("alternating", [True, False])
+def test_both_rates_fall_from_round_to_round(alternating):
+    """Round 3 at rates that halve after every round is round 3 at a quarter of them, bit for bit."""
+
+    def third_round(method, decay):
+        card, data = client()
+        state, options = AlignState(weights_of(network()), torch.zeros(0)), replace(OPTIONS, lr_decay=decay)
+        return fit(TrainingSpec(method, SINGLE, options, 1, 3), network(), card, data, state, {}, 3).update.weights
+
+    method = FedAlign(alternating=alternating, data_lr=0.008, label_lr=0.04)
+    got, want = third_round(method, 0.5), third_round(replace(method, data_lr=0.002, label_lr=0.01), 1.0)
+    assert messages.checksum(got) == messages.checksum(want)
+
+
+def test_without_names_a_confidence_is_held_against_a_half():
+    """``dot`` keeps both thresholds on their sides of 0.5: as a similarity, or as log-odds of 0."""
+    y, known = torch.zeros(5, C), torch.zeros(5, C)
+    data = ClientData(torch.arange(5)[:, None], y, known, MULTI.weights(y, known), torch.ones(5).long())
+    score_NC = torch.tensor([-0.4, -0.1, 0.1, 0.3, 0.45])[:, None].expand(5, C)
+    for semantic, positive in ((False, [3, 4]), (True, [])):
+        method = FedAlign(q1=50.0, q2=25.0, anchor_score="dot", semantic=semantic)
+        rows, _ = fedalign.pseudo_annotate(data, score_NC, torch.zeros(C).bool(), MULTI, method.thresholds(None))
+        assert rows.y_NC[:, 0].nonzero().flatten().tolist() == positive
+        assert ((rows.known_NC - rows.y_NC)[:, 0] == 1).nonzero().flatten().tolist() == [0]
+
+
+def test_classes_that_got_a_pseudo_positive_in_any_epoch_are_told(monkeypatch):
+    """Also those whose positives are gone in a later epoch."""
+    got = iter([[False, False, True, False], [False, False, False, True], [False] * 4])
+    real = fedalign.pseudo_annotate
+    monkeypatch.setattr(fedalign, "pseudo_annotate", lambda *a: (real(*a)[0], torch.tensor(next(got))))
+    update = run(FedAlign(refresh="epoch", aggregate_pseudo=True), epochs=3).update
+    assert update.pseudo_C.tolist() == [False, False, True, True]
 
 
 # ---------------------------------------------------------------------------------------------------- gate and messages

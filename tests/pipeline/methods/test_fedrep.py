@@ -105,6 +105,17 @@ def test_three_rounds_equal_numpy(rule):
             assert_close(arrays(kept), heads[i], 1e-7)
 
 
+def test_no_gradient_is_computed_for_the_part_that_rests():
+    """Half of the time of a step is the body's backward pass, which the head's epochs do without."""
+    local, micro_batches = compared.started(FedRep(head_epochs=1), "single")
+    for phase, resting, moving in zip(local.epochs(1), (BODY, HEAD), (HEAD, BODY), strict=True):
+        local.step(micro_batches)
+        moved = {name for name, p in local.model.named_parameters() if bool(p.grad.any())}
+        assert moved <= set(moving), phase
+        assert moved
+        assert all(not local.model.get_parameter(name).requires_grad for name in resting)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_what_rests_does_not_move_at_all(rule):
     """From the second round on the moments of both parts are not zero, and still the one that rests stays."""

@@ -41,6 +41,13 @@ def test_binary_multi_label_is_fedavg_where_every_identified_class_has_a_positiv
     compared.assert_same_bits(compared.history(e), compared.history(experiment("fedavg", "toy-multi")))
 
 
+@pytest.mark.parametrize(("scaling", "expected"), [("binary", [1, 0.4, 1, 0.4]), ("continuous", [1, 0.4, 0.55, 0.4])])
+def test_classes_that_a_client_has_are_those_of_its_samples(scaling, expected):
+    """Class 1 it identifies and has no sample of; class 3 is neither."""
+    card = Card(0, 10, torch.tensor([8, 0, 2, 0]), torch.tensor([True, True, True, False]))
+    assert FedRS(alpha=0.4, scaling=scaling).scale(card).tolist() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("scaling", ["binary", "continuous"])
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_loss_and_gradient_equal_numpy(kind, scaling):

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 from anchorfl.models.classifier import Classifier
-from anchorfl.models.dropout import MaskSource
+from anchorfl.models.dropout import Dropout, MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ServerState
+from anchorfl.pipeline.algorithm.contract import AveragingTrainer, ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.training import local_training
 from anchorfl.pipeline.training.local_training import TrainingSpec, UpdateError, fit, infer
+from anchorfl.tasks.contract import Card, ClientData
 from tests.pipeline.ragged import METHODS, PLAIN, SAVINGS, SINGLE, client, images, network, state_of
 
 
@@ -62,6 +66,92 @@ def test_round_seed_and_memory_matter():
         once(method, model, 0, state, base.memory),
     ]
     assert len({digest(f)[0] for f in [base, *others]}) == 4
+
+
+class Noting(AveragingTrainer):
+    """Remembers the rows of its mini-batches, in order, and what dropout makes of the first ones."""
+
+    seen: ClassVar[list] = []
+
+    def step(self, micro_batches):
+        for batch in micro_batches:
+            masked = self.model(torch.ones_like(batch.x[:1]))[0].detach() if len(self.seen) == 0 else None
+            self.seen.append((batch.x[:, 0].tolist(), None if masked is None else masked.tolist()))
+        return super().step(micro_batches)
+
+
+class NotingAvg(FedAvg):
+    def trainer(self, ctx):
+        Noting.seen.clear()
+        return Noting(ctx)
+
+
+def noted(client_=0, round_=2, seed=5):
+    """Return the order of a client's rows, and its first dropout mask."""
+    x = torch.arange(40.0)[:, None].expand(40, 3).clone()
+    y = torch.eye(2)[torch.arange(40) % 2]
+    data = ClientData(x, y, torch.ones(40, 2), y)
+    card = Card(client_, 40, y.sum(0).long(), torch.ones(2).bool())
+    masks = MaskSource()
+    model = Classifier(nn.Sequential(nn.Linear(3, 64), Dropout(0.5, masks)), LinearHead(64, 2), masks)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.linspace(-1, 1, p.numel()).view_as(p))
+    state = ServerState(weights_of(model))
+    fit(TrainingSpec(NotingAvg(), SINGLE, PLAIN, 1, seed), model, card, data, state, {}, round_)
+    return tuple(row for rows, _ in Noting.seen for row in rows), tuple(Noting.seen[0][1])
+
+
+def test_order_and_dropout_masks_are_new_for_every_client_round_and_seed():
+    """All rows once, and the same again for the same client, round and seed."""
+    base = noted()
+    assert base == noted()
+    assert sorted(base[0]) == list(range(40))
+    others = [base, noted(client_=1), noted(round_=3), noted(seed=6)]
+    assert len({order for order, _ in others}) == 4
+    assert len({mask for _, mask in others}) == 4
+
+
+def test_what_is_drawn_for_one_purpose_says_nothing_of_another(monkeypatch):
+    """Order, dropout masks, crops and the method's own draws of two clients in two rounds: 16 seeds."""
+    made = []
+    monkeypatch.setattr(
+        local_training, "torch_rng", lambda *names, **on: made.append(torch_rng(*names, **on)) or made[-1]
+    )
+    for who in (0, 1):
+        for round_ in (1, 2):
+            once(FedAvg(), network(FedAvg()), who, state_of(FedAvg(), network(FedAvg())), {}, round_)
+    assert len(made) >= 16
+    assert len({generator.initial_seed() for generator in made}) == len(made)
+
+
+def test_the_loss_is_that_of_the_last_epoch():
+    """One step an epoch: the loss of three epochs is that of a round of one, from where two epochs had led."""
+    method, options = FedAvg(), replace(PLAIN, name="sgd", lr=0.5, batch_size=0)
+    card, data = client()
+    whole, early = (
+        fit(
+            TrainingSpec(method, SINGLE, options, n, 5),
+            network(method),
+            card,
+            data,
+            state_of(method, network(method)),
+            {},
+            1,
+        )
+        for n in (3, 2)
+    )
+    last = fit(
+        TrainingSpec(method, SINGLE, options, 1, 5),
+        network(method),
+        card,
+        data,
+        ServerState(early.update.weights),
+        {},
+        1,
+    )
+    assert whole.loss == pytest.approx(last.loss, rel=1e-5)
+    assert whole.loss < early.loss
 
 
 def test_reset_keeps_no_memory():

@@ -75,6 +75,22 @@ def test_pieces_of_a_sequence_are_held_out_together(case, seed, where):
     assert plan_digest(make_plan(shuffled(cut, 1), task, chosen, seed)) == plan_digest(plan)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_client_holds_out_does_not_depend_on_labels_that_it_does_not_know(seed):
+    """The rows of its unknown classes change labels among themselves, and the plan stays as it was."""
+    class_N = np.random.default_rng(seed).integers(6, size=240)
+    chosen = TaskOptions(clients=3, classes_per_client=2, validation=0.2, validation_from="clients")
+    plan = make_plan(rows_of(np.eye(6)[class_N]), task_of(6), chosen, seed)
+    mixed_N = class_N.copy()
+    for number, own in enumerate(plan.clients):
+        every = np.concatenate([own.rows, plan.validation[plan.validation_client == number]])
+        hidden = every[~np.isin(class_N[every], own.classes)]
+        mixed_N[hidden] = np.random.default_rng(seed + 1).permutation(class_N[hidden])
+    assert (mixed_N != class_N).sum() > 50
+    again = make_plan(rows_of(np.eye(6)[mixed_N]), task_of(6), chosen, seed)
+    assert plan_digest(again) == plan_digest(plan)
+
+
 @pytest.mark.parametrize("name", ["toy-multi", "toy-single"])
 def test_the_file_of_the_server_holds_what_the_clients_knew(name, tmp_path):
     task = find_task(name)

@@ -44,6 +44,18 @@ def test_one_odd_cell_is_named(tmp_path, content, message):
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
+@pytest.mark.parametrize("odd", [2, 3])
+@pytest.mark.parametrize("cells", [[str(i) for i in ROWS], [f"{i}.png" for i in ROWS], [f'"{i},5"' for i in ROWS]])
+def test_nine_in_ten_cells_make_the_others_odd(tmp_path, cells, odd):
+    """18 of 20, but not 17, are taken for what the whole column was meant to be."""
+    path = csv(tmp_path, text([*cells[odd:], *["about so"] * odd]))
+    if odd == 3:
+        assert table(path)[0].payload == "text"
+        return
+    with pytest.raises(InputError, match="column 'x' holds"):
+        table(path)
+
+
 def test_an_odd_cell_among_inputs_that_are_named(tmp_path):
     path = csv(tmp_path, "y,x,kind\n" + "\n".join(f"1,{row}" for row in [*GOOD, "1 kg,a"]))
     with pytest.raises(InputError, match="row 21: column 'x' holds '1 kg', where most rows have a number"):

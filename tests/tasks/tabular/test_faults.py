@@ -68,6 +68,16 @@ def test_bad_tables_are_named(tmp_path, columns, options, message):
     assert path in str(caught.value) or "[task]" in str(caught.value)
 
 
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_rows_that_scores_are_made_of_need_a_label(tmp_path, part):
+    columns = {"x": [1.0, 2.0] * 6, "kind": ["a", "b"] * 6, "part": ["train"] * 6 + ["validation"] * 3 + ["test"] * 3}
+    columns["kind"][columns["part"].index(part)] = columns["kind"][0] = None
+    with pytest.raises(InputError, match=rf"row {columns['part'].index(part) + 1}: a {part} row without a label; fill"):
+        table(parquet(tmp_path, columns), split_column="part")
+    columns["part"][columns["part"].index(part)] = "train"
+    assert table(parquet(tmp_path, columns), split_column="part")[1].num_rows == 12
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -154,6 +154,65 @@ def test_points(tmp_path):
     assert any("-" in e.searched_as for e in search.trials), "some suggestion was refused"
 
 
+def test_no_point_is_tried_twice_where_there_are_few(tmp_path):
+    """Of four points, drawn at random, each is tried once; then there are no more."""
+    space = {"a": Choice((1, 2)), "b": Choice(("x", "y"))}
+    search = study(tmp_path / "ledger.jsonl", "random", "none", count=10)
+    search.space, search.first, search.allowed = space, {"a": 1, "b": "x"}, lambda point: True
+    search.searcher = make_searcher(SweepOptions(searcher="random"), space, 3, search.first)
+    while (trial := search.next_trial()) is not None:
+        search.close_trial(trial, "ValueError: no good")
+    points = [tuple(e.point.values()) for e in search.trials]
+    assert sorted(points) == [(1, "x"), (1, "y"), (2, "x"), (2, "y")]
+    assert search.done
+
+
+class Told:
+    """Stands for a searcher or a scheduler, and remembers what it was told of whom."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list] = {}
+
+    def _note(self, trial, *what):
+        self.of.setdefault(getattr(trial, "trial_id", trial), []).append(what)
+
+    def suggest(self, name):
+        return {"q1": 99.0, "q2": 20.0 + len(self.of), "kind": "dot"}
+
+    def on_trial_add(self, _, trial):
+        self._note(trial, "add")
+
+    def on_trial_error(self, _, trial):
+        self._note(trial, "error")
+
+    def on_trial_result(self, *given):
+        self._note(given[-2], "result", given[-1]["training_iteration"])
+        return "CONTINUE"
+
+    def on_trial_complete(self, *given, error=False):
+        *_, trial, result = given
+        self._note(trial, "failed" if error else "complete", result and result["training_iteration"])
+
+
+def test_every_round_is_told_once_and_a_failure_is_no_result(tmp_path):
+    """Trial 0 goes through all rounds; trial 1 fails after a round that was good."""
+    search = study(tmp_path / "ledger.jsonl", count=2)
+    search.searcher, search.scheduler, rounds = Told(), Told(), range(1, ROUNDS.whole + 1)
+    search.space = {name: Choice((0,)) for name in SPACE}
+    whole, failed = search.next_trial(), search.next_trial()
+    for round_ in rounds:
+        search.add_result(whole, round_, record(whole, round_))
+    assert search.add_result(whole, ROUNDS.whole, record(whole, 1)) == "CONTINUE"
+    search.add_result(failed, 1, record(failed, 1))
+    search.close_trial(whole)
+    search.close_trial(failed, "ValueError: no good")
+    told = [("result", round_) for round_ in rounds]
+    assert search.scheduler.of[whole.trial_id] == [("add",), *told[:-1], ("complete", ROUNDS.whole)]
+    assert search.searcher.of[whole.searched_as] == [*told, ("complete", ROUNDS.whole)]
+    assert search.scheduler.of[failed.trial_id] == [("add",), ("result", 1), ("error",)]
+    assert search.searcher.of[failed.searched_as] == [("result", 1), ("failed", None)]
+
+
 def test_a_grid_ends(tmp_path):
     search = study(tmp_path / "ledger.jsonl", "grid", "none", count=100)
     run(search, 2, random.Random(0))

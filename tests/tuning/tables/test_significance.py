@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from itertools import product
 
 import numpy as np
 import pytest
@@ -37,7 +37,10 @@ def test_ranks_by_enumeration():
     ranks = np.argsort(np.argsort(abs(d))) + 1
     middle = ranks.sum() / 2
     far = abs(ranks[d > 0].sum() - middle)
-    signs = [abs(sum(r for r, s in zip(ranks, keep, strict=True) if s) - middle) for keep in product((0, 1), repeat=7)]
+    signs = [
+        abs(sum(r for r, s in zip(ranks, keep, strict=True) if s) - middle)
+        for keep in itertools.product((0, 1), repeat=7)
+    ]
     got = compare_paired(by_seed(list(0.5 + d)), by_seed([0.5] * 7))
     assert got.wilcoxon == pytest.approx(np.mean([s >= far for s in signs]))
 
@@ -48,6 +51,14 @@ def test_only_seeds_that_both_have():
     assert got.n == 3
     assert got.difference == pytest.approx((0.1 + 0.05 + 0.2) / 3)
     assert got.p == pytest.approx(compare_paired({1: 0.9, 2: 0.8, 3: 0.7}, {1: 0.8, 2: 0.75, 3: 0.5}).p)
+
+
+def test_pairs_are_those_of_a_seed_in_whatever_order_the_runs_were_read():
+    ours, theirs = {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.75}, {1: 0.8, 2: 0.75, 3: 0.5, 4: 0.7}
+    expected = compare_paired(ours, theirs)
+    assert expected.p == pytest.approx(stats.ttest_rel([0.9, 0.8, 0.7, 0.75], [0.8, 0.75, 0.5, 0.7]).pvalue)
+    for order in itertools.permutations(ours):
+        assert compare_paired(ours, {seed: theirs[seed] for seed in order}) == expected
 
 
 def test_what_is_not_tested():

@@ -1,0 +1,21 @@
+"""The server's validation: on the validation split, which is what gates and selection go by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.training.server import Server
+from tests.runs import quiet
+
+
+def test_the_gate_goes_by_the_validation_split_and_never_by_the_test_split(experiment):
+    e = experiment("fedalign", "toy-multi", options={"positive_f1_gate": 0.1})
+    server = Server(make_run_spec(replace(e, task=replace(e.task, validation=0.3)), quiet))
+    scores = server.scores(["validation", "test"])
+    sent_C = server.broadcast(1).score_C
+    expected = {split: torch.from_numpy(s.per_class["f1"]) for split, s in scores.items()}
+    assert torch.allclose(sent_C, expected["validation"].to(sent_C))
+    assert not torch.allclose(sent_C, expected["test"].to(sent_C)), "the two splits must differ to tell"
