@@ -21,7 +21,7 @@ from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for
 from anchorfl.pipeline.diagnosis.analysis import Analysis, part_of
 from anchorfl.pipeline.diagnosis.divergence import LEAST, proxy_a_distance
 from anchorfl.pipeline.diagnosis.figures import draw_frames
-from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
+from anchorfl.pipeline.diagnosis.result import Floats, PartResult, share_text, write_table
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.errors import InputError
@@ -161,7 +161,7 @@ def _summarize(
         f"local models of clients {clients[0]} and {clients[1]} after round {analysis.last.round + 1}, {rows} test"
         f" rows: they agree on {agreed} of {len(result.classes)} classes (match above 0.5), cosine of their class"
         f" centroids {values['cosine/a_b']:.3f}, match {values['match/a_b']:.3f}, joint silhouette"
-        f" {values['silhouette']:.3f}",
+        f" {share_text(values['silhouette'])}",
     )
     metrics = {f"agreement/{n}": v for n, v in values.items() if np.isfinite(v)}
     measured = {name: value for name, value in distances.items() if np.isfinite(value)}

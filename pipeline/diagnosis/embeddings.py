@@ -7,6 +7,7 @@ Shape suffixes: C classes, D width.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from anchorfl.models.heads import CosineHead, LabelHead, PrototypeHead
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_matrices
-from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
+from anchorfl.pipeline.diagnosis.result import Floats, PartResult, share_text, write_table
 from anchorfl.pipeline.diagnosis.truth import read_truth
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.training.class_vectors import cooccurrence_table
@@ -50,13 +51,18 @@ def order_classes(cosine_CC: Floats, clusters: int, seed: int) -> tuple[Ints, In
     return order_C, cluster_C
 
 
-def rank_correlation(a_CC: Floats, b_CC: Floats) -> float:
-    """Return Spearman's rank correlation over the pairs of classes; NaN where one of them is the same for all pairs."""
+def rank_correlation(a_CC: Floats, b_CC: Floats) -> tuple[float, int]:
+    """Return Spearman's rank correlation over the pairs of classes that are known in both matrices, and their number.
+
+    NaN where one matrix has the same value for all of them.
+    """
     upper = np.triu_indices(len(a_CC), 1)
     a_P, b_P = a_CC[upper], b_CC[upper]
+    known_P = np.isfinite(a_P) & np.isfinite(b_P)
+    a_P, b_P = a_P[known_P], b_P[known_P]
     if len(a_P) < 2 or np.ptp(a_P) == 0 or np.ptp(b_P) == 0:
-        return float("nan")
-    return float(spearmanr(a_P, b_P).statistic)
+        return float("nan"), len(a_P)
+    return float(spearmanr(a_P, b_P).statistic), len(a_P)
 
 
 def associations(analysis: Analysis) -> Floats | None:
@@ -74,8 +80,8 @@ def associations(analysis: Analysis) -> Floats | None:
 def correlations(analysis: Analysis, log: Log) -> Floats | None:
     """Return the correlation (phi) of every two labels over the clients' rows, [C, C], from the raw data.
 
-    Each pair is taken over the rows where both are given; 0 where one of them is always or never there. None for
-    single-label tasks.
+    Each pair is taken over the rows where both are given. NaN where phi is undefined: no row has both, or one of them
+    is always or never there. None for single-label tasks.
     """
     if analysis.prepared.manifest.kind == "single":
         return None
@@ -85,7 +91,7 @@ def correlations(analysis: Analysis, log: Log) -> Floats | None:
     y_NC = y_NC * given_NC
     both_CC, one_CC, other_CC, rows_CC = y_NC.T @ y_NC, y_NC.T @ given_NC, given_NC.T @ y_NC, given_NC.T @ given_NC
     spread_CC = one_CC * (rows_CC - one_CC) * other_CC * (rows_CC - other_CC)
-    phi_CC: Floats = (both_CC * rows_CC - one_CC * other_CC) / np.sqrt(np.where(spread_CC > 0, spread_CC, np.inf))
+    phi_CC: Floats = (both_CC * rows_CC - one_CC * other_CC) / np.sqrt(np.where(spread_CC > 0, spread_CC, np.nan))
     return phi_CC
 
 
@@ -111,8 +117,12 @@ def embeddings(analysis: Analysis, out: Path, *, clusters: int, log: Log) -> Par
             rows = ([names[c], cluster_C[c], *matrix_CC[c, order_C]] for c in order_C.tolist())
             write_table(out / f"class_{name}.csv", ("class", "cluster", *in_order), rows)
     if beside_CC is not None:
-        rho = rank_correlation(cosine_CC, beside_CC)
-        summary.append(f"Spearman's rank correlation of cosine and {beside.short} over pairs of classes {rho:.3f}")
+        rho, pairs = rank_correlation(cosine_CC, beside_CC)
+        every = math.comb(len(names), 2)
+        known = f"{every} pairs" if pairs == every else f"the {pairs} of {every} pairs whose {beside.short} is known"
+        summary.append(
+            f"Spearman's rank correlation of cosine and {beside.short} over {known} of classes {share_text(rho)}"
+        )
         metrics = {"classes/spearman": rho} if np.isfinite(rho) else {}
     draw_matrices(cosine_CC, beside_CC, beside, order_C, cluster_C, names, metrics.get("classes/spearman"), out)
     return PartResult({analysis.last.round: metrics} if metrics else {}, ("; ".join(summary),), {"order": in_order})

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from anchorfl.pipeline.diagnosis.result import Floats
@@ -184,7 +185,10 @@ def draw_matrices(
     shown = [(cosine_CC, "cosine of class embeddings", "RdBu_r", -apart, apart)]
     if beside_CC is not None:
         off_CC = beside_CC[~np.eye(classes, dtype=np.bool_)]
-        top = float((np.abs(off_CC) if beside.signed else off_CC).max(initial=0.0)) or 1.0
+        top = float(np.nanmax(np.abs(off_CC) if beside.signed else off_CC, initial=0.0)) or 1.0
+        if beside.signed:  # both are correlations of a kind: one scale for both
+            top = max(top, apart)
+            shown = [(cosine_CC, "cosine of class embeddings", "RdBu_r", -top, top)]
         with_rho = "" if rho is None else f" (rank correlation {rho:.2f})"
         colors, low = ("RdBu_r", -top) if beside.signed else ("Reds", 0.0)
         shown.append((beside_CC, f"{beside.title}{with_rho}", colors, low, top))
@@ -207,9 +211,20 @@ def _matrix(
     """Draw one matrix in the order of the clusters, without its diagonal."""
     inner_CC = values_CC[np.ix_(order_C, order_C)].copy()
     np.fill_diagonal(inner_CC, np.nan)
-    cmap = colormaps[colors].with_extremes(bad="0.85")
+    cmap = colormaps[colors].with_extremes(bad="none")
+    ax.imshow(np.where(np.eye(len(order_C)), 0.85, 1.0), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     image = ax.imshow(np.ma.masked_invalid(inner_CC), cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
     _label_cells(ax, inner_CC, [names[c] for c in order_C], np.abs(inner_CC) > 0.65 * high)
+    unknown_CC = np.isnan(inner_CC) & ~np.eye(len(order_C), dtype=np.bool_)
+    if unknown_CC.any():
+        hatched = inner_CC.size <= CELLS
+        for row, column in np.argwhere(unknown_CC) if hatched else ():
+            ax.add_patch(
+                Rectangle((column - 0.5, row - 0.5), 1, 1, hatch="////", facecolor="none", edgecolor="0.6", lw=0)
+            )
+        ax.set_xlabel(
+            f"{'hatched' if hatched else 'white'}: unknown, too few rows are labeled for both classes", size=8
+        )
     for edge in np.flatnonzero(np.diff(cluster_C[order_C])):
         ax.axhline(edge + 0.5, color="black", linewidth=0.8)
         ax.axvline(edge + 0.5, color="black", linewidth=0.8)

@@ -153,11 +153,16 @@ def _write(names: tuple[str, ...], counts_by_round: dict[int, Counts], out: Path
     whole = {n: np.array([float(t[n][0]) for t in total]) for n in ("precision", "coverage", "chance")}
     precision_RC = np.stack([np.asarray(t["precision"], dtype=np.float64) for t in tables])
     draw_precision(list(counts_by_round), whole, precision_RC, names, out / "pseudo_labels.png")
-    lines = []
-    for round_ in dict.fromkeys((next(iter(counts_by_round)), list(counts_by_round)[-1])):
-        t = {n: v[0] for n, v in counts_by_round[round_].total().table().items()}
-        lines.append(
-            f"pseudo-positives after round {round_}: {t['right']} of {t['positive']} right"
-            f" (precision {t['precision']:.3f}; at random {t['chance']:.3f}), {t['coverage']:.3f} of the hidden ones"
-        )
+    ends = dict.fromkeys((next(iter(counts_by_round)), list(counts_by_round)[-1]))
+    lines = (f"pseudo-positives after round {r}: {_summary(counts_by_round[r].total())}" for r in ends)
     return PartResult(metrics, tuple(lines))
+
+
+def _summary(total: Counts) -> str:
+    """Return the shares of the positive pseudo-labels as text; no share where there is nothing to divide by."""
+    t = {n: v[0] for n, v in total.table().items()}
+    hidden = f"{t['coverage']:.3f} of the hidden ones" if t["hidden"] else "no positive label is hidden"
+    if not t["positive"]:
+        return f"none ({t['hidden']} positive labels are hidden)" if t["hidden"] else f"none ({hidden})"
+    chance = f"; at random {t['chance']:.3f}" if t["open"] else ""
+    return f"{t['right']} of {t['positive']} right (precision {t['precision']:.3f}{chance}), {hidden}"

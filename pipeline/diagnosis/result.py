@@ -33,6 +33,11 @@ def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[objec
         writer.writerows([_cell(value) for value in row] for row in rows)
 
 
+def share_text(value: float) -> str:
+    """Return a share or a correlation with three decimals, ``none`` where it is NaN."""
+    return "none" if np.isnan(value) else f"{value:.3f}"
+
+
 def _cell(value: object) -> object:
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else f"{value:.6g}"

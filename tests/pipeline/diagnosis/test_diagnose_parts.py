@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from anchorfl.models.heads import LabelHead
 from anchorfl.pipeline.diagnosis.agreement import agreement_of, embed, select_rows
 from anchorfl.pipeline.diagnosis.clients import check_clients, farthest
 from anchorfl.pipeline.diagnosis.divergence import contrasts, proxy_a_distance
-from anchorfl.pipeline.diagnosis.embeddings import cosines, order_classes, rank_correlation
-from anchorfl.pipeline.diagnosis.figures import PMI, draw_frames, draw_matrices, draw_precision
-from anchorfl.pipeline.diagnosis.pseudo_labels import judge
+from anchorfl.pipeline.diagnosis.embeddings import correlations, cosines, order_classes, rank_correlation
+from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_frames, draw_matrices, draw_precision
+from anchorfl.pipeline.diagnosis.pseudo_labels import Counts, _summary, judge
 from anchorfl.pipeline.diagnosis.result import write_table
+from anchorfl.pipeline.diagnosis.truth import Truth
+from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Card, ClientData
 from anchorfl.tasks.errors import InputError
 
@@ -213,9 +216,42 @@ def test_cosines_of_a_head():
 
 def test_rank_correlation_over_pairs():
     a = np.array([[9.0, 1, 2, 3], [1, 9, 4, 5], [2, 4, 9, 6], [3, 5, 6, 9]])
-    assert rank_correlation(a, a**3) == pytest.approx(1)
-    assert rank_correlation(a, -a) == pytest.approx(-1)
-    assert np.isnan(rank_correlation(a, np.zeros((4, 4))))
+    assert rank_correlation(a, a**3) == (pytest.approx(1), 6)
+    assert rank_correlation(a, -a) == (pytest.approx(-1), 6)
+    assert np.isnan(rank_correlation(a, np.zeros((4, 4)))[0])
+
+
+def test_a_pair_that_is_unknown_is_left_out_of_the_rank_correlation():
+    a = np.array([[9.0, 1, 2, 3], [1, 9, 4, 5], [2, 4, 9, 6], [3, 5, 6, 9]])
+    b = a**3
+    b[0, 3] = b[3, 0] = np.nan
+    assert rank_correlation(a, b) == (pytest.approx(1), 5)
+    rho, pairs = rank_correlation(a, np.full((4, 4), np.nan))
+    assert np.isnan(rho)
+    assert pairs == 0
+
+
+def test_the_correlation_of_two_labels_that_no_row_has_together_is_unknown(monkeypatch):
+    """Rows 0 to 3 are labeled for classes 0 and 1, rows 4 and 5 for 2 alone; class 3 is never there."""
+    y = Labels.of_matrix(
+        np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0] * 4], bool)
+    )
+    given = Labels.of_matrix(np.array([[1, 1, 0, 1]] * 4 + [[0, 0, 1, 0]] * 2, bool))
+    monkeypatch.setattr("anchorfl.pipeline.diagnosis.embeddings.read_truth", lambda *_: Truth(np.arange(6), y, given))
+    plan = SimpleNamespace(clients=[SimpleNamespace(rows=np.arange(4)), SimpleNamespace(rows=np.arange(4, 6))])
+    prepared = SimpleNamespace(manifest=SimpleNamespace(kind="multi"), plan=lambda: plan)
+    phi = correlations(SimpleNamespace(prepared=prepared), print)
+    assert phi[0, 1] == phi[1, 0] == 0  # measured: half of the rows with one have the other
+    assert np.isnan(phi[:2, 2]).all()  # no row has both
+    assert np.isnan(phi[3]).all()  # never there
+
+
+def test_no_share_is_printed_as_nan():
+    none = np.zeros(2, np.int64)
+    for counts in (Counts(*[none] * 7), Counts(none + 9, none + 2, *[none] * 5), Counts(none + 9, *[none] * 6)):
+        assert "nan" not in _summary(counts.total()), counts
+    some = Counts(none + 9, none + 2, none + 4, none + 1, none, none, none)
+    assert _summary(some.total()) == "2 of 8 right (precision 0.250; at random 0.222), 0.500 of the hidden ones"
 
 
 def test_tables_leave_out_what_is_not_a_number(tmp_path):
@@ -235,3 +271,16 @@ def test_many_classes_and_one_round_can_be_drawn(tmp_path):
     for name in ("frames", "precision", "class_embeddings"):
         with Image.open(tmp_path / f"{name}.png") as picture:
             assert min(picture.size) > 200
+
+
+def test_pairs_that_are_unknown_are_drawn_apart_from_those_that_are_0(tmp_path):
+    """A cell without a number, in another shade than that of 0; one color scale for both matrices."""
+    cosine = np.corrcoef(rng().normal(size=(4, 9)))
+    pixels = []
+    for phi_01 in (0.0, np.nan):
+        phi = cosine * 0.5
+        phi[0, 1] = phi[1, 0] = phi_01
+        draw_matrices(cosine, phi, PHI, np.arange(4), np.zeros(4, int), list("abcd"), 0.5, tmp_path)
+        with Image.open(tmp_path / "class_embeddings.png") as picture:
+            pixels.append(np.asarray(picture.convert("L").resize((800, 400))))
+    assert (pixels[0] != pixels[1]).sum() > 500
