@@ -29,6 +29,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.command import parse_args
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
+from anchorfl.tuning.tables.page import ours as ours_text
 from anchorfl.tuning.tables.page import verdicts
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
 from anchorfl.tuning.tables.published import figure_lines, rows_of, select_rows, value_text
@@ -314,18 +315,12 @@ def vary(records: Records, name: str) -> str:
     two = len(labels) == 2
     rows = [[*head, *([f"{labels[1]} less {labels[0]}, {metrics[0]}"] if two else [])]]
     for value in dict.fromkeys(value for value, _, _ in by):
-        cells = [_ours(by[value, label, metric]) for label in labels for metric in metrics]
+        cells = [ours_text(by[value, label, metric]) for label in labels for metric in metrics]
         if two:
             first, second = (by[value, label, metrics[0]].mean for label in labels)
             cells.append("-" if first is None or second is None else f"{round(second - first, 2) + 0.0:+.2f}")
         rows.append([f"{value} (preset)" if value in own else value, *cells])
     return f"{grid(rows)}\n\n{details(table, name)}"
-
-
-def _ours(e: TableEntry) -> str:
-    if e.mean is None:
-        return "-"
-    return f"{e.mean:.2f}" + (f" ± {e.sd:.2f}" if e.sd is not None else "")
 
 
 def swings(records: Records, name: str, metric: str, rounds: str, rows: str = "", show: str = "best,mean,fall") -> str:

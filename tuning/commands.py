@@ -95,29 +95,33 @@ def _run(plan: Any, folder: Path) -> int:
 
 def summary(view: Any) -> str:
     """Return the chosen point and its scores, in few lines."""
-    from anchorfl.tuning.sweep.progress import format_mean_sd, format_point
+    from anchorfl.pipeline.results.mean_sd import mean_sd_percent
+    from anchorfl.tuning.search.results import seeds_text, tie_text
+    from anchorfl.tuning.sweep.progress import format_point
 
     if view.best is None:
         return "no trial has a score"
-    lines = [f"chosen: trial {view.best.number}  {format_point(view.best.point)}"]
-    score = format_mean_sd(view.best.scores(view.rule))
+    tie = f"  ({tie_text(view)})" if len(view.tied) > 1 else ""
+    lines = [f"chosen: trial {view.best.number}  {format_point(view.best.point)}{tie}"]
+    score = mean_sd_percent(view.best.scores(view.rule))
     lines.append(f"validation {view.metric}, {view.rule}, round {view.best.rounds}: {score}")
     first = view.trials[0]
     if view.best.number and first.scores(view.rule):
-        lines.append(f"the preset's own point, round {first.rounds}: {format_mean_sd(first.scores(view.rule))}")
+        lines.append(f"the preset's own point, round {first.rounds}: {mean_sd_percent(first.scores(view.rule))}")
     points = [("chosen point", view.final_runs)]
     if view.needs_reference_runs or view.reference_runs:
         points.append(("preset's own point", view.reference_runs))
     for word, runs in points:
         if not runs and view.final_runs_begun:
-            lines.append(f"test, {word}: no result of seeds {', '.join(map(str, view.fresh_seeds))}")
+            lines.append(f"test, {word}: no result of {seeds_text(view.fresh_seeds)}")
         elif runs:
-            seeds = ", ".join(str(r.seed) for r in runs)
-            means = {m: format_mean_sd([r.scores["test"][m] for r in runs]) for m in runs[0].scores["test"]}
+            means = {m: mean_sd_percent([r.scores["test"][m] for r in runs]) for m in runs[0].scores["test"]}
             scores = "  ".join(f"{metric} {mean}" for metric, mean in means.items())
-            missing = ", ".join(map(str, view.missing_seeds(runs)))
-            without = f" (no result of seeds {missing})" if missing else ""
-            lines.append(f"test, {word}, {runs[0].rounds} rounds, seeds {seeds}{without}: {scores}")
+            missing = view.missing_seeds(runs)
+            without = f" (no result of {seeds_text(missing)})" if missing else ""
+            lines.append(
+                f"test, {word}, {runs[0].rounds} rounds, {seeds_text([r.seed for r in runs])}{without}: {scores}"
+            )
     return "\n".join(lines)
 
 

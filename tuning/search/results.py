@@ -133,6 +133,23 @@ class Sweep:
         return sorted(scored, key=lambda t: (-t.rounds, -statistics.fmean(t.scores(self.rule)), t.number))
 
     @property
+    def tied(self) -> list[Trial]:
+        """Trials that are as good as the best, itself among them, in order of number."""
+        ranked = self.ranked()
+        keys = [(t.rounds, statistics.fmean(t.scores(self.rule))) for t in ranked]
+        return [trial for trial, key in zip(ranked, keys, strict=True) if key == keys[0]]
+
+    @property
     def best(self) -> Trial | None:
         """Trial that the rule chooses, on validation alone; None where none has a score."""
         return next(iter(self.ranked()), None)
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Return ``seed 0`` or ``seeds 0, 1``: "seeds 0" would read as a count."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def tie_text(sweep: Sweep) -> str:
+    """Return that several points have the best score, for a sweep in which they do."""
+    return f"{len(sweep.tied)} points tie; the first is chosen"

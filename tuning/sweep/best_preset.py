@@ -9,7 +9,7 @@ import tomllib
 from typing import Any
 
 from anchorfl.pipeline.config.schema import from_tree, to_toml
-from anchorfl.tuning.search.results import Sweep
+from anchorfl.tuning.search.results import Sweep, seeds_text
 from anchorfl.tuning.search.search_space import Value
 
 
@@ -29,8 +29,8 @@ def best_preset(sweep: Sweep, text: str) -> str:
     score = 100 * statistics.fmean(trial.scores(sweep.rule))
     head = [
         f"# {sweep.preset} with the point that {sweep.name} chose: trial {trial.number} of {len(sweep.trials)}.",
-        f"# Validation {sweep.metric} {score:.2f} ({sweep.rule}, round {trial.rounds}, seeds "
-        f"{', '.join(map(str, sorted(trial.curves)))}).",
+        f"# Validation {sweep.metric} {score:.2f} ({sweep.rule}, round {trial.rounds},"
+        f" {seeds_text(sorted(trial.curves))}).",
     ]
     return "\n".join([*head, *lines]).rstrip() + "\n"
 

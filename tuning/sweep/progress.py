@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
+from anchorfl.pipeline.results.mean_sd import mean_sd_percent
 from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.tuning.search.study import TrialState
 
@@ -58,10 +59,10 @@ class SweepProgress:
         if trial.status == "failed":
             return f"trial {trial.number:>3} failed: {trial.error}"
         record = trial.records[trial.rounds]
-        sd = statistics.stdev(record["scores"].values()) if len(record["scores"]) > 1 else 0.0
         word = "" if trial.status == "finished" else f", stopped at round {trial.rounds}"
+        score = mean_sd_percent([*record["scores"].values()])
         return (
-            f"trial {trial.number:>3} {100 * record['score']:6.2f} ± {100 * sd:.2f}{word}  {format_point(trial.point)}"
+            f"trial {trial.number:>3}  {score}{word}  {format_point(trial.point)}"
             f"  {record['seconds']:.0f} s  {self._rest()}"
         )
 
@@ -75,9 +76,3 @@ class SweepProgress:
 def format_point(point: Mapping[str, object]) -> str:
     """Return a point in one line."""
     return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items())
-
-
-def format_mean_sd(scores: Sequence[float]) -> str:
-    """Return the mean and, of several, the sd (ddof 1), in percent."""
-    sd = f" ± {100 * statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-    return f"{100 * statistics.fmean(scores):.2f}{sd}"

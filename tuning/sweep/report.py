@@ -12,15 +12,16 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from anchorfl.pipeline.results.mean_sd import mean_sd_percent
 from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.tuning.search.results import Sweep, Trial
+from anchorfl.tuning.search.results import Sweep, Trial, seeds_text, tie_text
 from anchorfl.tuning.search.search_space import Range, describe
 from anchorfl.tuning.sweep import plots
 from anchorfl.tuning.sweep.best_preset import best_preset
 from anchorfl.tuning.sweep.html import Block, html, markdown, to_csv
 from anchorfl.tuning.sweep.importance import importances
-from anchorfl.tuning.sweep.progress import format_mean_sd, format_point
+from anchorfl.tuning.sweep.progress import format_point
 
 RULES = {
     "last": "the score of its last round",
@@ -60,13 +61,14 @@ def _blocks(sweep: Sweep) -> Iterator[Block]:
 
 def _facts(sweep: Sweep) -> list[list[str]]:
     counts = {s: sum(trial.status == s for trial in sweep.trials) for s in ("finished", "stopped", "failed", "running")}
+    several = len(sweep.seeds) > 1
     rows = [
         ["preset", f"{sweep.preset} (task {sweep.task}, method {sweep.method})"],
         ["search", f"{sweep.searcher}, scheduler {sweep.scheduler}"],
         ["trials", ", ".join(f"{n} {s}" for s, n in counts.items() if n) or "none"],
         ["rounds of a trial", str(sweep.rounds)],
-        ["seeds", ", ".join(map(str, sweep.seeds))],
-        ["score", f"validation {sweep.metric}, {sweep.rule}, mean over seeds"],
+        seeds_text(sweep.seeds).split(" ", 1),
+        ["score", f"validation {sweep.metric}, {sweep.rule}{', mean over seeds' if several else ''}"],
         ["wall time of the search", format_duration(sweep.seconds)],
     ]
     for name, dimension in sweep.space.items():
@@ -80,8 +82,11 @@ def _verdict(sweep: Sweep) -> list[str]:
     if best is None:
         return ["No trial has a score yet."]
     scores = best.scores(sweep.rule)
-    score = format_mean_sd(scores)
+    score = mean_sd_percent(scores)
     lines = [f"Trial {best.number}: {format_point(best.point)}. Validation score {score} at round {best.rounds}."]
+    if len(sweep.tied) > 1:
+        numbers = ", ".join(str(trial.number) for trial in sweep.tied)
+        lines.append(f"{tie_text(sweep)} (trials {numbers}).")
     first = sweep.trials[0]
     first_scores = first.scores(sweep.rule)
     if best.number == first.number:
@@ -91,7 +96,7 @@ def _verdict(sweep: Sweep) -> list[str]:
             *lines,
             f"The preset's own point (trial 0) ended at round {first.rounds}, so the two cannot be compared.",
         ]
-    lines.append(f"The preset's own point (trial 0, {format_point(first.point)}): {format_mean_sd(first_scores)}.")
+    lines.append(f"The preset's own point (trial 0, {format_point(first.point)}): {mean_sd_percent(first_scores)}.")
     gains = [100 * (a - b) for a, b in zip(scores, first_scores, strict=True)]
     gain = statistics.fmean(gains)
     if len(gains) < 2:
@@ -113,7 +118,7 @@ def _final_runs(sweep: Sweep) -> list[list[str]]:
         rows += [[word, str(seed), "-", *("no result" for _ in metrics)] for seed in missing]
         if len(runs) > 1:
             of = f", {len(runs)} of {len(sweep.fresh_seeds)}" if missing else ""
-            means = [format_mean_sd([run.scores["test"][metric] for run in runs]) for metric in metrics]
+            means = [mean_sd_percent([run.scores["test"][metric] for run in runs]) for metric in metrics]
             rows.append([f"{word}, mean ± sd{of}", "", "", *means])
     return [head, *rows]
 
@@ -148,7 +153,7 @@ def _picture(title: str, file: str, draw: Callable[[], Figure], caption: str) ->
 
 
 def _table(sweep: Sweep) -> list[list[str]]:
-    seeds = [f"seed {seed}" for seed in sweep.seeds]
+    seeds = [f"seed {seed}" for seed in sweep.seeds] if len(sweep.seeds) > 1 else []
     head = ["trial", *sweep.space, "status", "round", "score", *seeds, "s", "overhead s", "%"]
     ranked = sweep.ranked()
     rest = [trial for trial in sweep.trials if trial not in ranked]
@@ -157,19 +162,20 @@ def _table(sweep: Sweep) -> list[list[str]]:
 
 def _row(sweep: Sweep, trial: Trial) -> list[str]:
     scores = trial.scores(sweep.rule)
-    each = [f"{100 * s:.2f}" for s in scores] or ["-"] * len(sweep.seeds)
+    each = ([f"{100 * s:.2f}" for s in scores] or ["-"] * len(sweep.seeds)) if len(sweep.seeds) > 1 else []
     overhead = trial.seconds - trial.training_seconds
     share = f"{100 * overhead / trial.seconds:.1f}" if trial.seconds else "-"
     point = [f"{v:g}" if isinstance(v, float) else str(v) for v in (trial.point[n] for n in sweep.space)]
     times = [f"{trial.seconds:.0f}", f"{overhead:.1f}", share] if scores else ["-"] * 3
-    mean = format_mean_sd(scores) if scores else "-"
+    mean = mean_sd_percent(scores) if scores else "-"
     return [str(trial.number), *point, trial.status, str(trial.rounds), mean, *each, *times]
 
 
 def _how_to_read(sweep: Sweep) -> str:
+    mean = ", as a mean over seeds ± sd" if len(sweep.seeds) > 1 else ""
     return (
         "Scores are in percent, on the validation split, which alone chooses; no trial computed a test score. A"
-        f" trial's score is {RULES[sweep.rule]}, as a mean over seeds ± sd. Trials with more rounds come first, so one"
+        f" trial's score is {RULES[sweep.rule]}{mean}. Trials with more rounds come first, so one"
         " that was stopped early is never chosen over a whole one. Overhead: seconds of a trial in which neither a"
         " client trained nor a model was scored, such as the start of its actors."
     )

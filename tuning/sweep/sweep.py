@@ -235,7 +235,8 @@ def wall_seconds(events: list[Event]) -> float:
 def _notes(plan: SweepPlan) -> tuple[str, ...]:
     full, short = plan.experiment.federation.rounds, plan.rounds.whole
     shortened = (f"Trials ran {short} rounds, the preset and the final runs {full}.",) if short != full else ()
-    return (*shortened, f"No trial was stopped before round {plan.rounds.grace}.")
+    stops = plan.options.scheduler != "none"
+    return (*shortened, *([f"No trial was stopped before round {plan.rounds.grace}."] if stops else []))
 
 
 def _trial_name(number: int) -> str:

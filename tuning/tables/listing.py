@@ -11,6 +11,7 @@ from anchorfl.pipeline.config.experiment import digest, to_tree
 from anchorfl.pipeline.config.federations import PresetRow
 from anchorfl.pipeline.config.presets import own_file, preset_names, read_preset, shipped, shipped_toml
 from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.pipeline.results.mean_sd import mean_sd
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tuning.tables.ours import OurFigure, read_ours
 from anchorfl.tuning.tables.papers import PAPERS
@@ -90,7 +91,7 @@ def _lines(
             mean = f"{our.mean} ± {our.sd}" if our.sd else our.mean
             mean += f" {notes.setdefault(f'with {our.options}', f'[{len(notes) + 1}]')}" if our.options else ""
             seeds, cost = _ranges([int(seed) for seed in our.seeds.split()]), f"{our.cpu_hours} CPU hours"
-        text = NONE if figure is None else f"{figure.mean:.2f}" + (f" ± {figure.sd:.2f}" if figure.sd else "")
+        text = NONE if figure is None else mean_sd(figure.mean, figure.sd)
         out.append((preset.name, shown.get(metric, NONE), text, mean, seeds, cost))
     return out
 

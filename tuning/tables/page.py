@@ -11,6 +11,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from anchorfl.pipeline.results.mean_sd import mean_sd
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.metrics.scores import SUM
 from anchorfl.tuning.sweep.html import Block, markdown, to_csv
@@ -157,7 +158,7 @@ def verdicts(entries: Sequence[TableEntry], seeds: Sequence[int]) -> list[list[s
         scores = [_score(e, seed) for seed in seeds]
         out.append(
             [
-                e.row.shown, e.row.key, e.metric.shown, _published(e), _ours(e), difference, _list(scores), n,
+                e.row.shown, e.row.key, e.metric.shown, _published(e), ours(e), difference, _list(scores), n,
                 e.verdict or "-",
             ]
         )  # fmt: skip
@@ -205,7 +206,7 @@ def reproducibility(table: Table) -> str:
             title = f"{table.paper.title}, {_named(e.row.tables, 'Table')}, {e.row.data}, {e.row.label}"
             preset = f"`{' '.join([e.row.preset, *drop_free_options(words[e.row.key])])}`"
         scores = _list([_score(e, seed) for seed in table.seeds])
-        out.append(f"| {' | '.join([title, preset, e.metric.shown, _published(e), _ours(e), scores, e.verdict])} |")
+        out.append(f"| {' | '.join([title, preset, e.metric.shown, _published(e), ours(e), scores, e.verdict])} |")
         previous = e.row.key
     return "\n".join(out) + f"\n\n{total(table)} Command: `{table.command}`.\n"
 
@@ -238,15 +239,12 @@ def _cell(value: object) -> str:
 
 
 def _published(e: TableEntry) -> str:
-    if e.published is None:
-        return "-"
-    return f"{e.published.mean:.2f}" + (f" ± {e.published.sd:.2f}" if e.published.sd is not None else "")
+    return "-" if e.published is None else mean_sd(e.published.mean, e.published.sd)
 
 
-def _ours(e: TableEntry) -> str:
-    if e.mean is None:
-        return "-"
-    return f"{e.mean:.2f}" + (f" ± {e.sd:.2f}" if e.sd is not None else "")
+def ours(e: TableEntry) -> str:
+    """Return our mean and sd as text."""
+    return "-" if e.mean is None else mean_sd(e.mean, e.sd)
 
 
 def _score(e: TableEntry, seed: int) -> str:

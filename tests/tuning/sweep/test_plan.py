@@ -14,6 +14,7 @@ from anchorfl.tuning.commands import _split
 from anchorfl.tuning.search.options import SweepOptions, resolve_rounds
 from anchorfl.tuning.search.search_space import Choice, Range
 from anchorfl.tuning.sweep.plan import SweepPlan, load_plan, new_sweep_folder, preset_text
+from anchorfl.tuning.sweep.sweep import _notes
 
 
 def plan(**options) -> SweepPlan:
@@ -66,6 +67,12 @@ def test_rounds():
     with pytest.raises(ValueError, match="a trial has 3 rounds and may not be stopped before round 4"):
         resolve_rounds(SweepOptions(rounds=3), 50, 4)
     assert resolve_rounds(SweepOptions(rounds=3, scheduler="none"), 50, 4).whole == 3
+
+
+@pytest.mark.parametrize(("scheduler", "said"), [("none", False), ("asha", True)])
+def test_notes_speak_of_stopped_trials_only_where_some_may_be(scheduler, said):
+    rounds = 3 if scheduler == "none" else 9
+    assert any("stopped" in note for note in _notes(plan(rounds=rounds, scheduler=scheduler))) == said
 
 
 def test_arguments_are_told_apart():

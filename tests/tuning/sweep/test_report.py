@@ -6,14 +6,17 @@ import csv
 import dataclasses
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.tuning.commands import summary
 from anchorfl.tuning.search.results import FinalRun, Sweep, Trial
 from anchorfl.tuning.search.search_space import SPACES, Choice, Range, Space
 from anchorfl.tuning.sweep.best_preset import best_preset
 from anchorfl.tuning.sweep.importance import importances
+from anchorfl.tuning.sweep.progress import SweepProgress
 from anchorfl.tuning.sweep.report import write_report
 
 
@@ -144,6 +147,37 @@ def test_the_verdict_says_what_is_noise(tmp_path):
     space = {"q1": Range(90, 99.9, "tail")}
     write_report(sweep(trials=(own, better), space=space), tmp_path)
     assert "Within noise: gain +1.00, standard error over 2 paired seeds 9.00" in (tmp_path / "report.html").read_text()
+
+
+def test_points_that_tie_are_said(tmp_path):
+    """In the report and in the closing lines; the one with the lowest number is chosen."""
+    curves = ({1: {6: 0.5}}, {1: {6: 0.7}}, {1: {6: 0.7}}, {1: {6: 0.7}})
+    trials = tuple(dataclasses.replace(trial(n, {"q1": 99.0 - n}), curves=curve) for n, curve in enumerate(curves))
+    view = sweep(trials=trials, space={"q1": Range(90, 99.9, "tail")}, seeds=(1,))
+    assert (view.best.number, [t.number for t in view.tied]) == (1, [1, 2, 3])
+    write_report(view, tmp_path)
+    for text in ((tmp_path / "report.md").read_text(), summary(view)):
+        assert "3 points tie; the first is chosen" in text
+    alone = dataclasses.replace(view, trials=trials[:2])
+    write_report(alone, tmp_path)
+    assert "tie" not in summary(alone)
+
+
+def test_of_one_seed_there_is_no_spread(tmp_path):
+    view = sweep(5, seeds=(0,))
+    write_report(view, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "±" not in text
+    assert "seeds 0" not in text
+    assert "| seed | 0 |" in text
+    assert "±" not in summary(view)
+    lines: list[str] = []
+    progress = SweepProgress(1, 1, lines.append, None)
+    progress.start()
+    record = {"score": 0.5, "scores": {"0": 0.5}, "seconds": 1.0}
+    progress.on_end(SimpleNamespace(number=3, status="finished", records={6: record}, rounds=6, point={}))  # type: ignore[arg-type]
+    assert "50.00" in lines[0]
+    assert "±" not in lines[0]
 
 
 @pytest.mark.parametrize("name", ["digits/fedalign", "r8-8/fedalign"])
