@@ -36,7 +36,8 @@ from anchorfl.tuning.tables.published import figure_lines, rows_of, select_rows,
 from anchorfl.tuning.tables.runs import RunIndex, attach_folders, check_has_scores, index_runs, table_runs_of
 from anchorfl.tuning.tables.significance import apply_holm, compare_paired
 from anchorfl.tuning.tables.statistics import (
-    NOT_REPRODUCED,
+    ABOVE,
+    BELOW,
     REPRODUCED,
     WITHIN_NOISE,
     Table,
@@ -54,6 +55,11 @@ SMALL = (
     " --class_embeddings.encoder sentence-transformers/all-MiniLM-L6-v2 --method.synthetic_per_batch 32"
 )
 """Options of FedBM's rows at sizes that a CPU carries."""
+
+
+VERDICTS = (ABOVE, REPRODUCED, WITHIN_NOISE, BELOW)
+MEANING = "[Verdict](#how-to-read-the-tables)"
+"""Head of the column of verdicts; in REPRODUCIBILITY.md it leads to what they mean."""
 
 
 class Kept(NamedTuple):
@@ -244,7 +250,7 @@ def beside(records: Records, name: str, link: str = "") -> str:
     table, kept = records.table(name), KEPT[name]
     head, *lines = verdicts(table.entries, table.seeds)
     at = {column: head.index(column) for column in ("row", "preset", "metric", "published", "ours", "difference", "n")}
-    last = [] if kept.settings else ["verdict"]
+    last = [] if kept.settings else [MEANING]
     rows = []
     for entry, line in zip(table.entries, lines, strict=True):
         row = f"{line[at['row']]} `{line[at['preset']]}`" if kept.presets else line[at["row"]]
@@ -252,7 +258,7 @@ def beside(records: Records, name: str, link: str = "") -> str:
         cells = [line[at[column]] for column in ("metric", "published", "ours", "difference")]
         seeds = str(len(entry.scores)) if len(entry.scores) == len(entry.seeds) else line[at["n"]]
         rows.append([data, row, *cells, seeds, *([line[-1]] if last else [])])
-    names = ["Data set", "Row", "Metric", "Published", "Ours", "Difference", "Seeds", *map(str.title, last)]
+    names = ["Data set", "Row", "Metric", "Published", "Ours", "Difference", "Seeds", *last]
     return f"{grid([names, *once(rows, 2)])}\n\n{details(table, name)}"
 
 
@@ -396,21 +402,19 @@ def quoted_lines(records: Records, name: str, method: str) -> str:
 
 def summary(records: Records) -> str:
     """Show how many published figures were run, and what became of them."""
-    out = [["Paper", "Data set", "Settings", "Published figures", "Reproduced", "Within noise", "Not reproduced"]]
+    out = [["Paper", "Data set", "Settings", "Published figures", *map(str.capitalize, VERDICTS)]]
     for paper in PAPERS:
         total = sum(len(row.figures) for row in rows_of(paper_of(paper)))
         for name, kept in KEPT.items():
             if not kept.link or kept.arguments.split()[0] != paper:
                 continue
             entries = [e for e in records.table(name).entries if e.published and e.scores]
-            counts = [
-                str(sum(e.verdict == word for e in entries)) for word in (REPRODUCED, WITHIN_NOISE, NOT_REPRODUCED)
-            ]
+            counts = [str(sum(e.verdict == word for e in entries)) for word in VERDICTS]
             data = ", ".join(dict.fromkeys(e.row.data for e in entries))
             total -= len(entries)
             line = [f"[{data}](docs/results/{kept.link}.md)", kept.settings or "the paper's", str(len(entries))]
-            out.append([paper_of(paper).title, *line, *(["no verdict", "", ""] if kept.settings else counts)])
-        out.append([paper_of(paper).title, "the others", "not run yet", str(total), "", "", ""])
+            out.append([paper_of(paper).title, *line, *(["no verdict", "", "", ""] if kept.settings else counts)])
+        out.append([paper_of(paper).title, "the others", "not run yet", str(total), "", "", "", ""])
     return grid([out[0], *once(out[1:], 1)])
 
 

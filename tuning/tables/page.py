@@ -22,9 +22,10 @@ from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic
 
 FIGURES = "figures"
 HOW = (
-    "Scores: percent, test split, {reported}. Ours: mean ± sd (ddof 1) over the seeds. Verdicts: reproduced (mean at or"
-    " above the published figure, to two digits), within noise (below it by at most one sd), not reproduced; below, one"
-    " seed: a single seed has no sd; other settings: some options are not the preset's, so there is no verdict.",
+    "Scores: percent, test split, {reported}. Ours: mean ± sd (ddof 1) over the seeds. Verdicts: reproduced (mean equal"
+    " to the published figure, to two digits, or above it by at most one sd), within noise (below it by at most one"
+    " sd), above or below (by more than one sd: something differs). Above or below, one seed: a single seed has no sd;"
+    " other settings: some options are not the preset's, so there is no verdict.",
     "Paired tests: {reference} less the row, score by score on the seeds that both have (n). p: two-sided paired"
     " t-test, from three pairs on; Holm: corrected for all {family}; Wilcoxon: signed-rank test, uncorrected, from six"
     " pairs on. -: not tested.",

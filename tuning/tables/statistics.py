@@ -20,8 +20,11 @@ from anchorfl.tuning.tables.significance import PairedComparison, apply_holm, co
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-REPRODUCED, WITHIN_NOISE, NOT_REPRODUCED, ONE_SEED = "reproduced", "within noise", "not reproduced", "below, one seed"
-"""Verdicts; one seed has no sd, so nothing says whether it is noise."""
+ABOVE, REPRODUCED, WITHIN_NOISE, BELOW = "above", "reproduced", "within noise", "below"
+"""Verdicts, from the best to the worst: the mean lies above the published figure by more than one sd; is equal to it
+or above by at most one sd; lies below by at most one sd; lies below by more."""
+ONE_SEED = "one seed"
+"""Stands behind ``ABOVE`` or ``BELOW`` where there is no sd, so that nothing says whether it is noise."""
 OTHER_SETTINGS = "other settings"
 """Stands for a verdict where the options are not the preset's: such runs say nothing about the published figure."""
 DIGITS = 2
@@ -67,11 +70,15 @@ class TableEntry:
             return ""
         if not self.has_preset_options:
             return OTHER_SETTINGS
-        if round(self.difference, DIGITS) >= 0:
+        difference = round(self.difference, DIGITS)
+        if difference == 0:
             return REPRODUCED
+        far = ABOVE if difference > 0 else BELOW
         if self.sd is None:
-            return ONE_SEED
-        return WITHIN_NOISE if -self.difference <= self.sd else NOT_REPRODUCED
+            return f"{far}, {ONE_SEED}"
+        if abs(self.difference) > self.sd:
+            return far
+        return REPRODUCED if difference > 0 else WITHIN_NOISE
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from anchorfl.tuning.tables.plots import curves_csv, plot_dots
 from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Figure, rows_of, select_rows
 from anchorfl.tuning.tables.runs import table_runs_of
 from anchorfl.tuning.tables.statistics import (
-    NOT_REPRODUCED,
-    ONE_SEED,
+    ABOVE,
+    BELOW,
     OTHER_SETTINGS,
     REPRODUCED,
     WITHIN_NOISE,
@@ -92,13 +92,19 @@ def test_a_client_that_failed_moved_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("scores", "published", "verdict"),
     [
-        ([0.30, 0.31], 30.5, REPRODUCED),
+        ([0.30, 0.31], 30.5, REPRODUCED),  # sd 0.7071
         ([0.30, 0.31], 30.503, REPRODUCED),  # to the digits that the paper has
         ([0.30, 0.31], 30.51, WITHIN_NOISE),
-        ([0.30, 0.31], 31.2, WITHIN_NOISE),  # sd 0.7071
-        ([0.30, 0.31], 31.3, NOT_REPRODUCED),
+        ([0.30, 0.31], 31.2, WITHIN_NOISE),
+        ([0.30, 0.31], 31.21, BELOW),
+        ([0.30, 0.31], 29.8, REPRODUCED),
+        ([0.30, 0.31], 29.79, ABOVE),
+        ([0.79, 0.84, 0.86], 75.98, ABOVE),
+        ([0.30, 0.30], 30.0, REPRODUCED),  # sd 0
+        ([0.30, 0.30], 29.99, ABOVE),
         ([0.30], 30.0, REPRODUCED),
-        ([0.30], 30.1, ONE_SEED),
+        ([0.30], 30.1, "below, one seed"),
+        ([0.30], 29.9, "above, one seed"),
         ([], 30.0, ""),
         ([0.30], None, ""),
     ],
@@ -141,7 +147,7 @@ def test_rows_for_reproducibility(tmp_path):
     assert rows[2:5] == [
         "| Toy (2023), Table 1, Digits, FedAvg | `digits/fedavg` | macro F1 | 20.00 | 18.00 ± 7.21 | 10.00, 20.00,"
         " 24.00 | within noise |",
-        "|  |  | accuracy | 90.00 | 28.00 ± 7.21 | 20.00, 30.00, 34.00 | not reproduced |",
+        "|  |  | accuracy | 90.00 | 28.00 ± 7.21 | 20.00, 30.00, 34.00 | below |",
         "| Toy (2023), Tables 1 and 2, Digits, FedAlign | `digits/fedalign` | macro F1 | 30.00 ± 1.50 | 30.00 ± 1.00 |"
         " 30.00, 31.00, 29.00 | reproduced |",
     ]
@@ -191,7 +197,7 @@ def test_other_options_are_said(tmp_path):
 def test_savings_are_no_other_settings_and_each_row_names_its_own_options(tmp_path):
     """oneDNN computes the same; q1 is FedAlign's alone, so FedAvg's row is the preset's, and its command has no q1."""
     table = made(tmp_path, options=("--optimizer.onednn", "True", "--method.q1", "90"))
-    assert [e.verdict for e in table.entries if e.published] == [WITHIN_NOISE, NOT_REPRODUCED, OTHER_SETTINGS]
+    assert [e.verdict for e in table.entries if e.published] == [WITHIN_NOISE, BELOW, OTHER_SETTINGS]
     rows = reproducibility(table)
     assert "`digits/fedavg --optimizer.onednn True`" in rows
     assert "`digits/fedalign --optimizer.onednn True --method.q1 90`" in rows
