@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -40,9 +39,7 @@ def federation(cache: str):
     options = {"task.clients": CLIENTS, "task.cache": cache, "cluster.executor": "serial"}
     data = prepare_data(anchorfl.read_preset("digits/fedalign", options), print)
     shape = CLIENTS, len(data.manifest.class_names)
-    rows_MC, identified_MC = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
-    histogram = pq.read_table(data.file("class_counts.parquet"))
-    rows_MC[histogram["client"].to_numpy(), histogram["class"].to_numpy()] = histogram["rows"].to_numpy()
+    rows_MC, identified_MC = data.class_histogram().matrix(*shape), np.zeros(shape, dtype=bool)
     for client, classes in enumerate(data.manifest.classes):
         identified_MC[client, list(classes)] = True
     return rows_MC, identified_MC, data.manifest.class_names

@@ -24,6 +24,10 @@ class InputError(ValueError):
         return plain_line(super().__str__())
 
 
+class PreparedDataError(InputError):
+    """Prepared data are missing or damaged. It ends a run: no client is at fault, and no retry would help."""
+
+
 def first_line(error: BaseException, if_empty: str = "") -> str:
     """Return an exception as one line: its type and the first line of its message.
 

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 import torch
 from sklearn.linear_model import LogisticRegression
 
@@ -28,7 +27,7 @@ from anchorfl.pipeline.diagnosis.clients import MOST
 from anchorfl.pipeline.diagnosis.figures import draw_divergence
 from anchorfl.pipeline.diagnosis.result import PartResult, write_table
 from anchorfl.tasks.arrays.arrow import Ints
-from anchorfl.tasks.ingest.prepared import Prepared, client_file
+from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.partition.stratify import largest_remainder
 
 LEAST = 20
@@ -106,8 +105,7 @@ def contrasts(ids: Sequence[Ints], sizes: Sequence[int], pairs: int, rng: np.ran
 
 def row_ids(prepared: Prepared, client: int) -> Ints:
     """Return the ids of a client's rows, in the order of its data."""
-    table = pq.read_table(prepared.file(client_file(client)), columns=["row"], partitioning=None)
-    return np.asarray(table["row"].to_numpy(), dtype=np.int64)
+    return np.asarray(prepared.client_columns(client, ["row"])["row"].to_numpy(), dtype=np.int64)
 
 
 def divergence(analysis: Analysis, out: Path, *, clients: tuple[int, int], pairs: int, cap: int) -> PartResult:

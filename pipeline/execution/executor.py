@@ -19,7 +19,7 @@ from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.local_training import FitResult
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
-from anchorfl.tasks.errors import first_line
+from anchorfl.tasks.errors import PreparedDataError, first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 NEXT = 0
@@ -155,7 +155,9 @@ class SerialExecutor(InProcess):
                 try:
                     client_message = self.server.client_message(client)
                     result = self.runner.fit(client, round_, broadcast, self.memories.get(client, {}), client_message)
-                except Exception as error:  # any fault of a client costs that client only
+                except PreparedDataError:
+                    raise
+                except Exception as error:  # any other fault of a client costs that client only
                     cohort.fail(Failure(client, first_line(error), fault_kind(error)))
                     continue
                 results[client] = result

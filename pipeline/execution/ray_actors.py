@@ -20,7 +20,7 @@ from anchorfl.pipeline.training.client import ClientRunner, device_for
 from anchorfl.pipeline.training.errors import fault_kind
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
-from anchorfl.tasks.errors import first_line
+from anchorfl.tasks.errors import PreparedDataError, first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -141,7 +141,9 @@ class ClientActor:
             try:
                 # each client gets a copy of its own
                 result = self.runners[run].fit(client, round_, messages.unpack(packed), memory, client_message)
-            except Exception as error:  # any fault of a client costs that client only
+            except PreparedDataError:
+                raise
+            except Exception as error:  # any other fault of a client costs that client only
                 failure = Failure(client, first_line(error), fault_kind(error))
                 break
             sizes = [messages.nbytes(m) for m in (result.update, client_message, result.memory)]

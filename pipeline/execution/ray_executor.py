@@ -34,7 +34,7 @@ from anchorfl.pipeline.execution.scheduler import (
 from anchorfl.pipeline.training.errors import LostError, QuorumError, RejectedError
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.run_spec import RunSpec
-from anchorfl.tasks.errors import first_line
+from anchorfl.tasks.errors import PreparedDataError, first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -149,7 +149,8 @@ class RayExecutor:
         """Call the actors of all who wait and yield the replies as they come in, also of the calls that are running
         already. The cohort gets the faults.
 
-        Raises LostError where a fault is none of a client; no call is left running then, nor when the caller stops.
+        Raises LostError or PreparedDataError where a fault is none of a client; no call is left running then, nor when
+        the caller stops.
         """
         try:
             while cohort.waiting or running:
@@ -215,6 +216,8 @@ class RayExecutor:
         error: None where the reply is overdue.
         """
         self.actor_pool.kill_actor(call.slot)
+        if error is not None and isinstance(cause := cause_of(error), PreparedDataError):
+            raise cause from error
         first, *others = call.clients
         if error is None:
             reason = f"no answer within {self.federation.deadline:g} s"

@@ -187,7 +187,7 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
         loop.progress.log(summary)
     write_per_class(folder)
     _draw(run_spec, folder)
-    write_atomically(folder / "partition.json", Path(run_spec.data().file("partition.json")).read_bytes())
+    write_atomically(folder / "partition.json", run_spec.data().content("partition.json"))
     for name in artifacts:
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.

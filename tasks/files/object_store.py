@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from filelock import FileLock
 
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, PreparedDataError
 
 SCHEMES: Mapping[str, Mapping[str, str]] = {
     "s3": {"allow_delayed_open": "true"},  # a small file is one request, and no half upload is left after a kill
@@ -159,8 +159,8 @@ def delete(location: str) -> None:
 def download(location: str, path: Path, sha256: str = "") -> None:
     """Bring a file to ``path`` on this machine unless it is there: once and whole, however many processes ask for it.
 
-    sha256: of its bytes, checked where it is given. Raises FileNotFoundError where there is no such file, InputError
-    where it has another checksum or the store cannot be used.
+    sha256: of its bytes, checked where it is given. Raises FileNotFoundError where there is no such file,
+    PreparedDataError where it has another checksum, InputError where the store cannot be used.
     """
     if path.exists():
         return
@@ -171,7 +171,7 @@ def download(location: str, path: Path, sha256: str = "") -> None:
             return
         data = read_bytes(location)
         if sha256 and hashlib.sha256(data).hexdigest() != sha256:
-            raise InputError(
+            raise PreparedDataError(
                 f"{shown(location)} does not have the checksum that its manifest states: delete {path.parent} and start"
                 " again; if that does not help, delete the folder at the place, too"
             )

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table
@@ -23,7 +22,7 @@ from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.arrays.tensors import inputs
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.prepared import Prepared, client_file
+from anchorfl.tasks.ingest.prepared import Prepared
 
 
 @dataclass(frozen=True)
@@ -71,15 +70,11 @@ def collect_distinct_rows(prepared: Prepared, owner_I: Sequence[int], owners: in
 
 
 def _read(prepared: Prepared, client: int) -> Table:
-    path = prepared.file(client_file(client))
-    try:
-        table = pq.read_table(path, columns=["row", "x", "labels"], use_threads=False, partitioning=None)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged ({error}); delete the folder and prepare the data again") from error
+    table = prepared.client_columns(client, ["row", "x", "labels"])
     unlabeled = pc.sum(pc.equal(pc.list_value_length(table["labels"]), 0)).as_py()
     if unlabeled:
         raise InputError(
-            f"{path}: {unlabeled} rows have no label, which a batched round has no place for: set"
+            f"client {client}: {unlabeled} rows have no label, which a batched round has no place for: set"
             " federation.batched_clients False, or task.partition = 'one_class'"
         )
     return table

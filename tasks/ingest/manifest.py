@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -13,15 +14,17 @@ import numpy as np
 
 from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.contract import InputSpec, LabelKind
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.options import TaskOptions
 
-FORMAT = 6
+FORMAT = 7
 """Version of the layout; part of the name of every cache folder."""
 MANIFEST = "manifest.json"
 HINT = "delete the folder and prepare the data again"
 """End of errors about a prepared folder."""
+_DIGEST, _END = b',\n "digest": "', b'"\n}'
+"""What stands before and after the manifest's own digest, its last field: the sha256 over all bytes before it."""
 
 ClassCounts = tuple[tuple[int, int], ...]
 """(class, rows) of the classes that occur, ascending."""
@@ -55,7 +58,7 @@ class Manifest:
     validation: int
     """Rows of the validation split."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """sha256 over the bytes of every other file, by its name; empty in folders of earlier versions."""
+    """sha256 over the bytes of every other file, by its name."""
 
 
 def nonzero_counts(count_C: Ints, among: AbstractSet[int]) -> ClassCounts:
@@ -64,29 +67,40 @@ def nonzero_counts(count_C: Ints, among: AbstractSet[int]) -> ClassCounts:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Return the bytes that are stored."""
-    return json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1).encode()
+    """Return the bytes that are stored; their last field is a digest of the others."""
+    content = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1).encode().removesuffix(b"\n}")
+    return content + _DIGEST + hashlib.sha256(content).hexdigest().encode() + _END
 
 
 def read_manifest(folder: str) -> Manifest:
-    """Return the manifest of a prepared folder. Raises InputError where it is missing, damaged or of another format."""
+    """Return the manifest of a prepared folder.
+
+    Raises PreparedDataError where it is missing, damaged or of another format.
+    """
     path = f"{folder}/{MANIFEST}"
     try:
-        content: dict[str, Any] = parsed(Path(path).read_bytes(), dict[str, Any], path, HINT)
+        data = Path(path).read_bytes()
+        content: dict[str, Any] = parsed(data, dict[str, Any], path, "")
         version = content.pop("format", None)
-        manifest = _manifest_of(content) if version == FORMAT else None
+        manifest = _manifest_of(content, data) if version == FORMAT else None
     except FileNotFoundError as error:
-        raise InputError(f"{path} is missing, so this is no complete prepared data; {HINT}") from error
-    except InputError:
-        raise
+        raise PreparedDataError(f"{path} is missing, so this is no complete prepared data; {HINT}") from error
+    except OSError as error:
+        raise PreparedDataError(f"{path} cannot be read ({error.strerror}); {HINT}") from error
+    except InputError as error:
+        raise PreparedDataError(f"{error}; {HINT}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error!r}); {HINT}") from error
+        raise PreparedDataError(f"{path} is damaged ({error!r}); {HINT}") from error
     if manifest is None:
-        raise InputError(f"{path} has format {version}, this version reads {FORMAT}; {HINT}")
+        raise PreparedDataError(f"{path} has format {version}, this version reads {FORMAT}; {HINT}")
     return manifest
 
 
-def _manifest_of(content: dict[str, Any]) -> Manifest:
+def _manifest_of(content: dict[str, Any], data: bytes) -> Manifest:
+    """Return the manifest of a JSON object. Raises ValueError where it is none, or ``data`` do not fit their digest."""
+    digest = hashlib.sha256(data.rpartition(_DIGEST)[0]).hexdigest()
+    if content.pop("digest", None) != digest:
+        raise ValueError("its content does not have the digest that it states")
     manifest: Manifest = converted(content, Manifest)
     if len({len(manifest.examples), len(manifest.counts), len(manifest.classes)}) > 1:
         raise ValueError("examples, counts and classes must have as many clients")

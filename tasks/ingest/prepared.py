@@ -7,6 +7,9 @@ manifest.json``. Columns of ``class_counts.parquet``: ``client``, ``class``, ``r
 positives that are disclosed), ``known`` list<int32> (the classes whose label is given; null: all that the client
 identifies, or single-label all). The folder may lie on object storage (tasks/files/object_store.py): each file then
 comes to this machine when it is first asked for.
+
+The manifest holds the digest of every file and of itself. Files are read into memory, held against their digests, and
+parsed from there, so that what is used is what was checked.
 """
 
 from __future__ import annotations
@@ -29,24 +32,23 @@ from anchorfl.tasks.arrays.arrow import Ints, Table, table_digest
 from anchorfl.tasks.arrays.sparse_rows import SparseRows
 from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Objective
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest.cards import Cards
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.manifest import FORMAT, HINT, MANIFEST, Manifest, manifest_bytes, read_manifest
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest, plan_from_json, plan_to_json
+from anchorfl.tasks.partition.plan import PartitionPlan, plan_from_json, plan_to_json
 
 TABLE_FORMAT = 2
 """Version of the reading of users' tables; a change of it makes their prepared data anew, and no others'."""
-CLASS_COUNTS = "class_counts.parquet"
-"""File of the class histogram."""
+CLASS_COUNTS, PARTITION = "class_counts.parquet", "partition.json"
+"""Files of the class histogram and the plan."""
 GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 30
 """Most rows, and about so many bytes, of a group of rows in a file: a group with 2^31 values cannot be read."""
 Split = Literal["test", "validation"]
 SERVER_SPLITS: tuple[Split, ...] = ("validation", "test")
 ReadT = TypeVar("ReadT")
-RowsT = TypeVar("RowsT", ClientData, SparseRows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Prepared:
         """Return the prepared data in a folder, or at a location on object storage, of which only the manifest is
         brought here.
 
-        Raises InputError where it is incomplete or of another format, or the store cannot be used.
+        Raises PreparedDataError where it is incomplete, damaged or of another format, InputError where the store cannot
+        be used.
         """
         where = os.fspath(folder)
         if object_store.is_remote(where):
@@ -72,7 +75,7 @@ class Prepared:
         manifest = read_manifest(where)
         for name in file_list(len(manifest.examples)):
             if not os.path.isfile(f"{where}/{name}"):
-                raise InputError(f"{where}: {name} is missing; {HINT}")
+                raise PreparedDataError(f"{where}: {name} is missing; {HINT}")
         return cls(where, manifest)
 
     @classmethod
@@ -86,7 +89,7 @@ class Prepared:
             object_store.download(object_store.join(origin, MANIFEST), copy / MANIFEST)
         except FileNotFoundError as error:
             shown = object_store.shown(origin)
-            raise InputError(
+            raise PreparedDataError(
                 f"{shown} holds no complete prepared data; start the run again, which prepares them"
             ) from error
         return cls(str(copy), read_manifest(str(copy)), origin)
@@ -96,36 +99,53 @@ class Prepared:
         """The argument of ``load`` on any machine."""
         return self.origin or self.folder
 
-    def file(self, name: str) -> str:
-        """Return the path of one of the files on this machine. Raises InputError where it cannot be brought here."""
-        path = Path(self.folder) / name
-        if self.origin:
-            try:
-                object_store.download(object_store.join(self.origin, name), path, self.manifest.files.get(name, ""))
-            except FileNotFoundError as error:
-                raise InputError(f"{object_store.shown(self.origin)}: {name} is missing; {HINT}") from error
-        return str(path)
+    def content(self, name: str) -> bytes:
+        """Return the bytes of one of the files, held against the manifest.
+
+        Raises PreparedDataError where they are missing or not those that were prepared, InputError where the store
+        cannot be used.
+        """
+        path, digest = Path(self.folder) / name, self.manifest.files.get(name, "")
+        try:
+            if self.origin:
+                object_store.download(object_store.join(self.origin, name), path, digest)
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            where = object_store.shown(self.origin or self.folder)
+            raise PreparedDataError(f"{where}: {name} is missing; {HINT}") from error
+        except OSError as error:
+            raise PreparedDataError(f"{path} cannot be read ({error.strerror}); {HINT}") from error
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise PreparedDataError(f"{path} is damaged (its digest is not the one in {MANIFEST}); {HINT}")
+        return data
 
     def client(self, client: int, objective: Objective) -> ClientData:
-        """Return all rows of a client, with the labels that it may see. Raises InputError where the file is damaged."""
-        rows = self._rows_of(client)
+        """Return all rows of a client, with the labels that it may see.
+
+        This and all that follows raise as ``content`` does.
+        """
+        name = self._file_of(client)
         known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
-        return self._rows(client_file(client), rows, self._dense(objective, known))
+        return self._read(name, self._dense(objective, known))
 
     def sparse_client(self, client: int) -> SparseRows:
         """Return the same without a matrix of labels, whatever the number of rows and classes."""
-        return self._rows(client_file(client), self._rows_of(client), self._sparse)
+        return self._read(self._file_of(client), self._sparse)
+
+    def client_columns(self, client: int, columns: Sequence[str]) -> Table:
+        """Return some columns of the same as they are stored."""
+        return self._read(self._file_of(client), lambda table: table, columns)
 
     def split(self, name: Split, objective: Objective) -> ClientData:
         """Return a split of the server, labeled as far as the raw data are."""
-        return self._rows(f"{name}.parquet", self.size(name), self._dense(objective))
+        return self._read(f"{name}.parquet", self._dense(objective))
 
     def sparse_split(self, name: Split) -> SparseRows:
         """Return the same without a matrix of labels, whatever the number of classes."""
-        return self._rows(f"{name}.parquet", self.size(name), self._sparse)
+        return self._read(f"{name}.parquet", self._sparse)
 
     def class_histogram(self) -> ClassHistogram:
-        """Return the number of rows per client and class. Raises InputError where the file is damaged."""
+        """Return the number of rows per client and class."""
         clients, classes = len(self.manifest.examples), len(self.manifest.class_names)
         return self._read(CLASS_COUNTS, lambda table: ClassHistogram.from_table(table, clients, classes))
 
@@ -139,15 +159,8 @@ class Prepared:
         return Cards(len(m.class_names), m.examples, m.counts, m.classes)
 
     def plan(self) -> PartitionPlan:
-        """Return the partition. Raises InputError where it is not the manifest's."""
-        try:
-            with open(self.file("partition.json"), encoding="utf-8") as stream:
-                plan = plan_from_json(stream.read())
-        except ValueError as error:  # an InputError, which does not say where; no UTF-8
-            raise InputError(f"{self.folder}/partition.json is damaged ({error}); {HINT}") from error
-        if plan_digest(plan) != self.manifest.partition_digest:
-            raise InputError(f"{self.folder}/partition.json is not the manifest's plan; {HINT}")
-        return plan
+        """Return the partition."""
+        return plan_from_json(self.content(PARTITION).decode())
 
     def _dense(self, objective: Objective, known: Sequence[int] | None = None) -> Callable[[Any], ClientData]:
         """Return the conversion of a table to tensors.
@@ -157,27 +170,23 @@ class Prepared:
         spec, classes = self.manifest.spec, len(self.manifest.class_names)
         return lambda table: client_data(table, spec, classes, objective, range(classes) if known is None else known)
 
-    def _rows_of(self, client: int) -> int:
+    def _file_of(self, client: int) -> str:
         if not 0 <= client < len(self.manifest.examples):
             raise IndexError(f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}")
-        return self.manifest.examples[client]
+        return client_file(client)
 
     def _sparse(self, table: Table) -> SparseRows:
         return SparseRows.of(table, self.manifest.spec, len(self.manifest.class_names))
 
-    def _rows(self, name: str, rows: int, convert: Callable[[Any], RowsT]) -> RowsT:
-        data = self._read(name, convert)
-        if len(data) != rows:
-            raise InputError(f"{self.file(name)} has {len(data)} rows, not {rows}; {HINT}")
-        return data
-
-    def _read(self, name: str, convert: Callable[[Any], ReadT]) -> ReadT:
-        path = self.file(name)
+    def _read(self, name: str, convert: Callable[[Any], ReadT], columns: Sequence[str] | None = None) -> ReadT:
+        """Return what ``convert`` makes of a Parquet file, or of some of its columns."""
+        source = pa.BufferReader(self.content(name))
         try:
-            # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
-            return convert(pq.read_table(path, use_threads=False, partitioning=None))
+            return convert(pq.read_table(source, columns=columns, use_threads=False))  # as its client has one CPU
+        except MemoryError:  # Arrow's is an ArrowException, too
+            raise
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise InputError(f"{path} is damaged ({error}); {HINT}") from error
+            raise PreparedDataError(f"{self.folder}/{name} is damaged ({error}); {HINT}") from error
 
 
 def cache_root(cache: str) -> Path:
@@ -219,7 +228,7 @@ def file_list(clients: int) -> list[str]:
         "test.parquet",
         "validation.parquet",
         CLASS_COUNTS,
-        "partition.json",
+        PARTITION,
     ]
 
 
@@ -242,7 +251,7 @@ def write_file(folder: str, name: str, data: bytes) -> str:
 
 def write_manifest(folder: str, manifest: Manifest, plan: PartitionPlan, histogram: ClassHistogram) -> None:
     """Write plan, class histogram and manifest, synced to disk; the manifest last, as it makes the folder complete."""
-    others = {CLASS_COUNTS: table_bytes(histogram.table())[0], "partition.json": plan_to_json(plan).encode()}
+    others = {CLASS_COUNTS: table_bytes(histogram.table())[0], PARTITION: plan_to_json(plan).encode()}
     files = {**manifest.files, **{name: write_file(folder, name, data) for name, data in others.items()}}
     write_file(folder, MANIFEST, manifest_bytes(replace(manifest, files=files)))
     sync_folder(folder)
@@ -266,7 +275,7 @@ def training_counts(data: Prepared) -> tuple[int, Ints]:
     """Return the number of different training rows of all clients, and how many of them have each class, int64 [C].
 
     For scoring, never for a method. Where clients share rows (``one_class``), a class is counted with the clients that
-    identify it, of which it then has one. Raises InputError where the plan is not the data's.
+    identify it, of which it then has one.
     """
     manifest = data.manifest
     rows = len(np.unique(np.concatenate([client.rows for client in data.plan().clients])))

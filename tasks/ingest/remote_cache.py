@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import PreparedDataError
 from anchorfl.tasks.files import object_store
-from anchorfl.tasks.ingest.manifest import MANIFEST
+from anchorfl.tasks.ingest.manifest import MANIFEST, manifest_bytes
 from anchorfl.tasks.ingest.prepared import Prepared, file_list
 
 UPLOADS = 8
@@ -22,7 +21,7 @@ def find(location: str) -> Prepared | None:
     lost = set(file_list(len(prepared.manifest.examples))) - object_store.sizes(location).keys()
     if lost:
         folder = object_store.shown(location)
-        raise InputError(
+        raise PreparedDataError(
             f"{folder}: {min(lost)} is missing; delete the folder and start again, which prepares the data"
         )
     return prepared
@@ -31,9 +30,9 @@ def find(location: str) -> Prepared | None:
 def upload(prepared: Prepared, location: str) -> None:
     """Copy a prepared folder, the manifest last: it makes it complete. Raises InputError where the store fails."""
 
-    def send(name: str) -> None:
-        object_store.write_bytes(object_store.join(location, name), Path(prepared.folder, name).read_bytes())
+    def send(name: str, data: bytes) -> None:
+        object_store.write_bytes(object_store.join(location, name), data)
 
     with ThreadPoolExecutor(UPLOADS) as pool:
-        list(pool.map(send, file_list(len(prepared.manifest.examples))))
-    send(MANIFEST)
+        list(pool.map(lambda name: send(name, prepared.content(name)), file_list(len(prepared.manifest.examples))))
+    send(MANIFEST, manifest_bytes(prepared.manifest))

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -53,7 +52,7 @@ def in_float(data: ClientData) -> ClientData:
 
 def test_a_byte_a_value_on_disk_and_in_memory(images):
     runner = ClientRunner(make_run_spec(images(), quiet))
-    stored = pq.read_table(runner.prepared.file("client-00000.parquet"))["x"]
+    stored = runner.prepared.client_columns(0, ["x"])["x"]
     assert stored.type.value_type == pa.uint8()
     _, rows = runner._client(0)
     assert (rows.x.dtype, rows.x.shape[1:]) == (torch.uint8, (3, 28, 28))
