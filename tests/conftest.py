@@ -29,8 +29,9 @@ from tests.runs import quiet
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Keep tests off the user's cache; all share a cache, so that data are prepared once."""
+    """Keep tests off the user's cache and key; all share a cache, so that data are prepared once."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
         patch.setenv("ANCHORFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
 

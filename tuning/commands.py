@@ -18,20 +18,23 @@ RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:hig
 
 def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
+    from anchorfl.pipeline.cli.commands import parse_places
     from anchorfl.pipeline.config.overrides import override
     from anchorfl.pipeline.config.presets import read_preset, some_presets
     from anchorfl.pipeline.run.prepare import resolve_options
     from anchorfl.pipeline.storage.restore import restore_if_remote
     from anchorfl.tuning.search.backup import LEAVE, RESUME
     from anchorfl.tuning.search.search_space import space_of
-    from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan, load_plan, new_sweep_folder, preset_text
+    from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan, new_sweep_folder, preset_text, resumed_plan
 
     args, options, overrides = _split(arguments)
     if args.resume is not None:
-        if args.preset or args.space or overrides:
+        places, rest = parse_places(overrides)
+        if args.preset or args.space or rest:
             raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
         folder = restore_if_remote(args.resume, print, RESUME, marker=PLAN_FILE, leave=LEAVE)
-        return _run(load_plan(folder, options), folder)
+        copy = "" if folder == Path(args.resume) else args.resume
+        return _run(resumed_plan(folder, options, places, copy), folder)
     if not args.preset:
         raise InputError(f"sweep needs a preset: {some_presets()}; or the path of a .toml file")
     from anchorfl.tuning.search.options import SweepOptions

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from anchorfl.pipeline.storage.places import PLACES
 from anchorfl.pipeline.storage.run_folder import RUNS
 from anchorfl.tasks.errors import InputError
 
@@ -88,14 +89,35 @@ def _records(experiment: Experiment, folder: Path) -> str:
     )
 
 
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Add an option for every place that a run folder may name, for one that this user's commands did not write."""
+    group = parser.add_argument_group("places", "in place of those that the folder names, as for anchorfl run")
+    for option in PLACES:
+        group.add_argument(f"--{option}", default=None, metavar="PLACE")
+
+
+def typed_places(options: argparse.Namespace) -> dict[str, str]:
+    """Return the places that were typed, option -> value."""
+    return {option: value for option in PLACES if (value := getattr(options, option)) is not None}
+
+
+def parse_places(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the places among the words of a command line, option -> value, and the words that are left."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_places(parser)
+    options, rest = parser.parse_known_args(words)
+    return typed_places(options), rest
+
+
 def resume(options: argparse.Namespace) -> int:
     """Go on with an interrupted run."""
     from anchorfl.pipeline.results.compare import compare
     from anchorfl.pipeline.run.lifecycle import resume
     from anchorfl.pipeline.storage.restore import restore_if_remote
 
-    folder = restore_if_remote(str(options.run), print)
-    result = resume(folder)
+    source = str(options.run)
+    folder = restore_if_remote(source, print)
+    result = resume(folder, places=typed_places(options), copy="" if folder == Path(source) else source)
     print(f"{folder}: done, weights sha256 {result.checksum}\n\n{compare([folder], None)}")
     return 0
 
@@ -151,7 +173,7 @@ def diagnose(options: argparse.Namespace) -> int:
         cap=options.cap, clusters=options.clusters,
     )  # fmt: skip
     for run in options.runs:
-        lines = diagnose_run(run, diagnose_options)
+        lines = diagnose_run(run, diagnose_options, places=typed_places(options))
         print("\n".join([f"\n{run}:", *(f"- {line}" for line in lines), f"Tables and figures: {run / 'diagnosis'}"]))
     return 0
 

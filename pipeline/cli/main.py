@@ -111,9 +111,9 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     if more is not None:
         more(add)
 
-    add("resume", commands.resume, "go on with an interrupted run").add_argument(
-        "run", help="run folder, or its copy: s3://bucket/runs/NAME (cluster.backup)"
-    )
+    sub = add("resume", commands.resume, "go on with an interrupted run")
+    sub.add_argument("run", help="run folder, or its copy: s3://bucket/runs/NAME (cluster.backup)")
+    commands.add_places(sub)
     add("data", None, "every data set: found or missing, where to get it, licence; data check: a table of your own")
     cooccurrence.arguments(
         add(
@@ -151,3 +151,4 @@ def _diagnose(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--pairs", type=int, default=45, help="pairs of clients that are compared, at most")
     sub.add_argument("--cap", type=int, default=500, help="rows of a client that are compared, at most")
     sub.add_argument("--clusters", type=int, default=0, help="of class embeddings; default: root of the classes")
+    commands.add_places(sub)

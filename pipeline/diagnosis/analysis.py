@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.run.round_loop import MEMORY, STATE
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
-from anchorfl.pipeline.storage.run_folder import read_experiment
+from anchorfl.pipeline.storage.run_folder import read_own_experiment
 from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.pipeline.storage.saved_model import NO_MODEL
 from anchorfl.pipeline.training.client import ClientRunner
@@ -115,14 +116,15 @@ def part_of(data: ClientData, index_B: Tensor) -> ClientData:
     return replace(data, length_N=length_N, **taken)
 
 
-def open_analysis(folder: Path, log: Log) -> Analysis:
+def open_analysis(folder: Path, log: Log, places: Mapping[str, str] | None = None) -> Analysis:
     """Open a run folder, in this process and on the CPU, whatever it ran on.
 
-    Raises InputError where it holds no completed round, its method trains no global model, or the data on this machine
-    are not those of the run.
+    places: as the user types them now, option -> value. Raises InputError where it holds no completed round, names
+    places that this user has not named, its method trains no global model, or the data on this machine are not those of
+    the run.
     """
     one_thread()
-    experiment = read_experiment(folder)
+    experiment = read_own_experiment(folder, places or {})
     if experiment.method.evaluate_on == "clients":
         raise InputError(f"{folder}: {experiment.method.name} {NO_MODEL}: there is none to diagnose")
     last = Checkpoints(folder).load()

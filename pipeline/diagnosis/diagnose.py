@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -64,14 +64,17 @@ class DiagnoseOptions:
                 raise InputError(f"--{name} {getattr(self, name)}: must be at least {least}")
 
 
-def diagnose(folder: Path, options: DiagnoseOptions, log: Log = print) -> list[str]:
+def diagnose(
+    folder: Path, options: DiagnoseOptions, log: Log = print, places: Mapping[str, str] | None = None
+) -> list[str]:
     """Analyze one run folder and write ``diagnosis/`` in it, in place of an older one; return what a person is told.
 
-    Raises InputError where the folder holds no run, is in use, or lacks what a part needs; the folder stays as it was.
+    places: as the user types them now, option -> value. Raises InputError where the folder holds no run, is in use,
+    names places that this user has not named, or lacks what a part needs; the folder stays as it was.
     """
     read_config(folder)
     with lock_run(folder):
-        analysis = open_analysis(folder, log)
+        analysis = open_analysis(folder, log, places)
         if len(analysis.rounds()) == 1:
             log(
                 f"{folder}: only round {analysis.last.round} is there; --evaluation.save_state_every 1 keeps every"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +23,24 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.restore import backup_uri, check_backup_owner, update_backup
-from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, lock_run, read_experiment, read_result, write_config
-from anchorfl.pipeline.storage.run_record import FINAL_SCORES, Status, note_finished, read_records, write_final_scores
-from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
+from anchorfl.pipeline.storage.run_folder import (
+    CONFIG,
+    RESULT,
+    check_digest,
+    lock_run,
+    read_own_experiment,
+    read_result,
+    write_config,
+)
+from anchorfl.pipeline.storage.run_record import (
+    FINAL_SCORES,
+    Status,
+    check_artifacts,
+    note_finished,
+    read_records,
+    write_final_scores,
+)
+from anchorfl.pipeline.storage.saved_model import NO_MODEL, check_checksum, save_model
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
@@ -59,16 +75,24 @@ def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: Act
         return federate(run_spec, executor, folder, Progress(experiment.federation.rounds), log)
 
 
-def resume(folder: Path, log: Log = print) -> Result:
-    """Continue an interrupted run from its last completed round; a finished one gives its result again."""
-    experiment = read_experiment(folder)
+def resume(folder: Path, log: Log = print, places: Mapping[str, str] | None = None, copy: str = "") -> Result:
+    """Continue an interrupted run from its last completed round; a finished one gives its result again.
+
+    places: as the user types them now, option -> value. copy: where the folder was fetched from. InputError where the
+    folder names places that this user has not named, or files that are not its own.
+    """
+    experiment = read_own_experiment(folder, places or {}, copy)
+    check_artifacts(folder)
     if (folder / RESULT).exists():
         content = read_result(folder, "checksum", "scores")
+        if (folder / "model").exists():
+            check_checksum(folder / "model", content["checksum"], folder / RESULT)
         log(f"{folder} is finished: nothing to train")
         _finish_record(experiment, folder, log)
         if experiment.cluster.backup:
             update_backup(backup_uri(experiment.cluster.backup, folder), folder, log)
         return Result(folder, content["checksum"], content["scores"])
+    check_digest(folder, experiment)
     return run(experiment, folder, log)
 
 
@@ -106,7 +130,7 @@ def open_loop(
     experiment = run_spec.experiment
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
     no_tracker = Trackers([], experiment.tracking)
-    checkpoints = Checkpoints(folder, experiment.cluster.keep_checkpoints)
+    checkpoints = Checkpoints(folder, experiment.cluster.keep_checkpoints, digest(experiment))
     class_names = run_spec.data().manifest.class_names
     loop = RoundLoop(experiment, class_names, executor, no_tracker, checkpoints, progress)
     loop.resume()

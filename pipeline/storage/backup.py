@@ -138,13 +138,18 @@ class Backup:
         self._looked = True
 
     def _files(self) -> list[str]:
-        """Return the names of the files to copy, but for the checkpoint and those that come last."""
-        names = list[str]()
+        """Return the names of the files to copy, but for the checkpoint and those that come last.
+
+        A link that leads out of the folder is left out: somebody else may have made it, and what it names is not the
+        run's.
+        """
+        names, base = list[str](), self.folder.resolve()
         for folder, folders, files in os.walk(self.folder):
             start = Path(folder).relative_to(self.folder)
             inner = [name for name in folders if not is_left(f"{(start / name).as_posix()}/", self.leave)]
             folders[:] = [name for name in inner if self.checkpoints is None or (start / name) != Path(CHECKPOINT)]
-            names += [(start / name).as_posix() for name in files]
+            own = [name for name in files if (Path(folder) / name).resolve().is_relative_to(base)]
+            names += [(start / name).as_posix() for name in own]
         return sorted(name for name in names if name not in self.last and not is_left(name, self.leave))
 
     def _copy(self, name: str) -> None:

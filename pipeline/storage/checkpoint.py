@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from safetensors.torch import save
 from torch import Tensor
 
 from anchorfl.models.weight_files import WeightsError, tensors
 from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.named_files import named_file
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed, type_error
 
@@ -47,6 +48,8 @@ class Index(TypedDict):
     round: int
     parts: dict[str, PartEntry]
     notes: dict[str, Any]
+    digest: NotRequired[str]
+    """Digest of the run's options; earlier versions wrote none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,11 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoint of one run folder."""
 
-    def __init__(self, run: Path, kept: int = 2) -> None:
-        """kept: so many saved rounds, the last one included."""
-        self.folder, self._kept = run / "checkpoint", kept
+    def __init__(self, run: Path, kept: int = 2, digest: str = "") -> None:
+        """kept: so many saved rounds, the last one included. digest: of the run's options, which checkpoints must have
+        been saved with; "" for any.
+        """
+        self.folder, self._kept, self._digest = run / "checkpoint", kept, digest
         self.rounds = run / SERVER_STATES
         self.index = self.folder / "checkpoint.json"
         self._last: bytes | None = None  # text of the index that the next round follows, where this process knows it
@@ -88,7 +93,7 @@ class Checkpoints:
                 parts[name] = self._write(f"{name}-{round_:06d}.safetensors", part)
             else:  # clients that keep nothing, thousands of them in a pooled round
                 parts.pop(name, None)
-        index: Index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes}
+        index: Index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes, "digest": self._digest}
         text = json.dumps({**index, "sha256": seal(index)}, indent=1).encode()
         with self._lock:
             if before and old and self._kept > 1:
@@ -165,6 +170,7 @@ class Checkpoints:
             try:
                 text = path.read_bytes()
                 index = index_of(text, path)
+                self._check_digest(index, path)
                 parts = {name: self._read(entry) for name, entry in index["parts"].items()}
             except (InputError, FileNotFoundError) as error:
                 errors.append(error)
@@ -174,6 +180,11 @@ class Checkpoints:
             self._last = text
             return Checkpoint(index["round"], parts, index["notes"])
         raise InputError(f"{errors[0]}; start the run anew in another --output")
+
+    def _check_digest(self, index: Index, path: Path) -> None:
+        saved = index.get("digest", "")
+        if self._digest and saved and saved != self._digest:
+            raise InputError(f"{path} is of another run (digest {saved[:8]}, and this one has {self._digest[:8]})")
 
     def _earlier(self) -> list[Path]:
         """Return the indices of rounds before the last, the latest first."""
@@ -188,7 +199,7 @@ class Checkpoints:
         return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
 
     def _read(self, entry: PartEntry) -> Tensors:
-        path = self.folder / entry["file"]
+        path = named_file(self.folder, entry["file"], self.index)
         try:
             data = path.read_bytes()
         except FileNotFoundError as error:

@@ -11,6 +11,7 @@ from typing import Any
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.backup import CHECKPOINT, INDEX, Backup, checkpoint_files, is_left
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.pipeline.storage.named_files import named_file
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, lock_run
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
@@ -155,6 +156,7 @@ def fetch_run(uri: str, folder: Path, *, marker: str = CONFIG, leave: tuple[str,
 
     def bring(name: str, data: bytes | None) -> None:
         if data is not None:
+            named_file(folder, name, object_store.shown(uri))
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, data)
 

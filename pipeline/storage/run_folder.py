@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from anchorfl.pipeline.config.experiment import Experiment, digest, redacted_tree
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.places import seal_of, with_own_places
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed
 
@@ -80,12 +81,12 @@ def _sign(lock: int) -> None:
 
 def write_config(folder: Path, experiment: Experiment) -> None:
     """Write the resolved options into a file whose presence makes the folder a run."""
-    content = {"digest": digest(experiment), **redacted_tree(experiment)}
+    content = {"digest": digest(experiment), "seal": seal_of(experiment), **redacted_tree(experiment)}
     write_atomically(folder / CONFIG, json.dumps(content, indent=1).encode())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the resolved options of a run, as ``to_tree`` gave them.
+    """Return ``config.json``: the resolved options of a run, as ``to_tree`` gave them, with their digest and seal.
 
     Raises InputError where the folder holds no run.
     """
@@ -97,7 +98,6 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} holds no run ({CONFIG} is missing); runs in {RUNS}/: {', '.join(known) or 'none'}"
         ) from error
     tree: dict[str, Any] = parsed(text, dict[str, Any], folder / CONFIG, hint)
-    tree.pop("digest", None)
     return tree
 
 
@@ -130,8 +130,26 @@ def read_experiment(folder: Path) -> Experiment:
 
     Raises InputError where it holds no run, or its options are not of this version.
     """
-    tree = read_config(folder)
+    tree = {name: part for name, part in read_config(folder).items() if name not in ("digest", "seal")}
     try:
         return from_tree(tree)
     except InputError as error:
         raise InputError(f"{folder / CONFIG}: {error}") from error
+
+
+def read_own_experiment(folder: Path, typed: Mapping[str, str], copy: str = "") -> Experiment:
+    """Return the experiment of a run folder to go on with, with the places that the user types now (``places.py``).
+
+    copy: where the folder was fetched from. Raises InputError as ``read_experiment`` and ``with_own_places``.
+    """
+    experiment, seal = read_experiment(folder), str(read_config(folder).get("seal", ""))
+    return with_own_places(experiment, seal, folder / CONFIG, typed, copy)
+
+
+def check_digest(folder: Path, experiment: Experiment) -> None:
+    """Raise InputError where ``config.json`` states another digest than its options have: a run goes on as it began."""
+    if read_config(folder).get("digest") != digest(experiment):
+        raise InputError(
+            f"{folder / CONFIG}: its options do not have the digest that it states: they were edited, or are of another"
+            " version; restore the file from a copy, or start the run anew in another --output"
+        )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically, write_json
+from anchorfl.pipeline.storage.named_files import named_files
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed, type_error
 
@@ -89,6 +90,12 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     if metadata and (fault := type_error(metadata, RunMetadata)):
         raise InputError(f"{folder / 'run.json'} is damaged ({fault}); restore it from a copy")
     return metadata
+
+
+def check_artifacts(folder: Path) -> None:
+    """Raise InputError where ``run.json`` names a file as an artifact that is not one of the run folder's."""
+    for name in read_metadata(folder).get("artifacts", []):
+        named_files(folder, name, folder / "run.json")
 
 
 def _portable(value: float) -> float | str:

@@ -109,6 +109,21 @@ def load_model(folder: Path) -> SavedModel:
     return SavedModel(model.eval(), metadata["task"], names, metadata["kind"], spec, metrics)
 
 
+def check_checksum(folder: Path, stated: str, record: Path) -> None:
+    """Raise InputError where a saved model has other weights than ``record`` states."""
+    try:
+        found = messages.checksum(tensors((folder / WEIGHTS).read_bytes()))
+    except FileNotFoundError:  # deleted to save room: there is nothing that could differ
+        return
+    except WeightsError as error:
+        raise InputError(f"{folder / WEIGHTS} is damaged ({error}); restore it from a copy") from error
+    if found != stated:
+        raise InputError(
+            f"{record} states the checksum {stated}, and {folder / WEIGHTS} has {found}: one of them was changed;"
+            " restore it from a copy"
+        )
+
+
 def _read_metadata(data: bytes, where: Path, hint: str) -> ModelMetadata:
     metadata = parsed(data, dict[str, Any], where, hint)
     if metadata.get("format") != FORMAT:

@@ -79,11 +79,10 @@ class JsonLines:
             os.fsync(file.fileno())
 
     def artifact(self, path: Path) -> None:
-        """Note a file or folder in run.json, relative to the run folder where it lies there."""
+        """Note a file or folder of the run folder in run.json. ValueError for one that lies elsewhere."""
         if not path.exists():
             raise FileNotFoundError(f"no artifact at {path}")
-        full, base = path.resolve(), self.folder.resolve()
-        name = str(full.relative_to(base) if full.is_relative_to(base) else full)
+        name = str(path.resolve().relative_to(self.folder.resolve()))
         if name not in self._run["artifacts"]:
             self._run["artifacts"].append(name)
             write_json(self.folder / "run.json", self._run)

@@ -15,6 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.atomic_files import read_json, write_json
+from anchorfl.pipeline.storage.named_files import named_files
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_metadata, read_records, with_final_scores
 from anchorfl.pipeline.tracking import mlflow_entities, mlflow_store
 from anchorfl.pipeline.tracking.mlflow_entities import (
@@ -96,11 +97,11 @@ class MlflowUploader:
         entry, missing = notes[redact(self.uri)], []
         sent = entry.setdefault("artifacts", {})
         for name in [*metadata["artifacts"], "metrics.jsonl"]:
-            path = self.folder / name
-            if not path.exists():
+            path, files = self.folder / name, named_files(self.folder, name, self.folder / "run.json")
+            if not files:
                 missing.append(name)
                 continue
-            stamp = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in sorted([path, *path.rglob("*")])]
+            stamp = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
             is_model = metadata.get("log_model", True) and (path / "model.json").is_file()
             if is_model:
                 stamp.append(["register", metadata.get("register", "")])
@@ -110,8 +111,7 @@ class MlflowUploader:
                 entry["model"] = send_model(self._client, self.run_id, path, metadata, with_final_scores(self.folder))
             else:
                 self._send_metrics(path)
-                inside = "" if Path(name).is_absolute() else Path(name).parent.as_posix().removeprefix(".")
-                self._send(path, inside or None)
+                self._send(path, Path(name).parent.as_posix().removeprefix(".") or None)
             sent[name] = stamp
             write_json(self.folder / NOTES, notes)
         if metadata["status"] != "RUNNING":
@@ -188,6 +188,8 @@ class MlflowUploader:
         if not metadata.get("parent"):
             return {}
         folder = self.folder / metadata["parent"]
+        if set(folder.relative_to(self.folder).parts) != {".."}:
+            raise InputError(f"{self.folder / 'run.json'} names {folder} as the parent run, which does not hold it")
         parent = read_metadata(folder)
         if not parent:
             raise InputError(f"{folder} has no run.json, but {self.folder / 'run.json'} names it as the parent run")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from anchorfl.pipeline.config.redaction import redact
-from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, check_artifacts, read_metadata
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, child_runs
 from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
 from anchorfl.pipeline.tracking.mlflow_upload import MlflowUploader
@@ -153,7 +153,10 @@ def send(folder: Path, uri: str = "") -> int:
     if not store:
         raise InputError("tracking.uri is 'none'; say where to send with --tracking.uri")
     uploader = MlflowTreeUploader(folder, store)
-    for child in child_runs(folder):
+    children = child_runs(folder)
+    for run in (folder, *children):
+        check_artifacts(run)  # before anything is sent
+    for child in children:
         uploader.add(child)
     try:
         with uploader.lock():

@@ -89,11 +89,17 @@ def run(experiment: Experiment, folder: str | Path = "", *, log: Callable[[str],
     return lifecycle.run(experiment, Path(folder) if folder else new_folder(experiment), log)
 
 
-def resume(folder: str | Path, *, log: Callable[[str], None] = print) -> Result:
-    """Go on with an interrupted run; a finished one returns its result again."""
+def resume(
+    folder: str | Path, *, log: Callable[[str], None] = print, places: Mapping[str, str] | None = None
+) -> Result:
+    """Go on with an interrupted run; a finished one returns its result again.
+
+    places: such as ``{"tracking.uri": ...}``, for a folder that this user's commands did not write. Errors: InputError
+    where it names places that are not among them.
+    """
     from anchorfl.pipeline.run import lifecycle
 
-    return lifecycle.resume(Path(folder), log)
+    return lifecycle.resume(Path(folder), log, places)
 
 
 def load_model(folder: str | Path) -> SavedModel:

@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tree
 from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
-from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
+from anchorfl.pipeline.storage.places import seal_of, with_own_places
 from anchorfl.pipeline.storage.run_folder import RUNS
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted, parsed
@@ -33,6 +34,8 @@ class SavedPlan(TypedDict):
     """Searched name -> the fields of its dimension, and ``kind``: Choice or Range."""
     experiment: dict[str, Any]
     text: str
+    seal: NotRequired[str]
+    """Seal of the places that the experiment names (``pipeline/storage/places.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,21 @@ class SweepPlan:
             "options": asdict(self.options),
             "space": {n: {"kind": type(d).__name__, **asdict(d)} for n, d in self.space.items()},
             "experiment": redacted_tree(self.experiment),
+            "seal": seal_of(self.experiment),
             "text": self.text,
         }
         write_atomically(folder / PLAN_FILE, json.dumps(content, indent=1).encode())
+
+
+def resumed_plan(folder: Path, changes: Mapping[str, Any], places: Mapping[str, str], copy: str = "") -> SweepPlan:
+    """Read the plan of a sweep to go on with, with the places that the user types now.
+
+    copy: where the folder was fetched from. InputError as ``load_plan``, and where the plan names places that this user
+    has not named.
+    """
+    plan, path = load_plan(folder, changes), folder / PLAN_FILE
+    seal = str(read_json(path).get("seal", ""))
+    return replace(plan, experiment=with_own_places(plan.experiment, seal, path, places, copy))
 
 
 def load_plan(folder: Path, changes: Mapping[str, Any]) -> SweepPlan:

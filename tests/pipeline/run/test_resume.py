@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import resume, run
+from anchorfl.pipeline.storage.checkpoint import seal
+from anchorfl.pipeline.storage.run_folder import write_config
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
 from tests.runs import interrupted_before, quiet, recorded
@@ -74,12 +77,51 @@ def test_a_checkpoint_of_another_method_is_refused(experiment, tmp_path):
     folder = tmp_path / "run"
     run(experiment("fedavg"), folder, quiet)
     (folder / "result.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    from anchorfl.pipeline.config.experiment import to_tree
-
-    (folder / "config.json").write_text(json.dumps(config | {"method": to_tree(experiment("fedalign"))["method"]}))
-    with pytest.raises(ValueError, match="tensors do not fit the state"):
+    write_config(folder, experiment("fedalign"))
+    with pytest.raises(InputError, match="is of another run"):
         resume(folder, quiet)
+    index = folder / "checkpoint" / "checkpoint.json"
+    content = json.loads(index.read_text())
+    del content["sha256"], content["digest"]  # as an earlier version wrote it
+    index.write_text(json.dumps(content | {"sha256": seal(content)}))
+    with pytest.raises(InputError, match="tensors do not fit the state"):
+        resume(folder, quiet)
+
+
+def test_a_checkpoint_of_another_seed_is_refused(experiment, tmp_path):
+    """Its tensors fit, and nothing else would say that they are of another run."""
+    for seed in (1, 2):
+        with interrupted_before(3):
+            run(experiment(seed=seed), tmp_path / f"{seed}", quiet)
+    shutil.rmtree(tmp_path / "1" / "checkpoint")
+    shutil.copytree(tmp_path / "2" / "checkpoint", tmp_path / "1" / "checkpoint")
+    with pytest.raises(InputError, match="is of another run"):
+        resume(tmp_path / "1", quiet)
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value"), [("federation", "rounds", 2), ("optimizer", "lr", 0.02), ("task", "beta", 0.1)]
+)
+def test_edited_options_are_refused(experiment, tmp_path, section, option, value):
+    with interrupted_before(3):
+        run(experiment(), tmp_path / "run", quiet)
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config[section][option] = value
+    path.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"config\.json: its options do not have the digest"):
+        resume(tmp_path / "run", quiet)
+
+
+def test_a_result_of_other_weights_is_not_repeated(experiment, finished_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run(experiment()).folder, folder)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"checksum": "0" * 64}))
+    with pytest.raises(InputError, match=r"result\.json states the checksum"):
+        resume(folder, quiet)
+    shutil.rmtree(folder / "model")  # to save room
+    assert resume(folder, quiet).checksum == "0" * 64
 
 
 def test_resume_of_nothing(tmp_path):

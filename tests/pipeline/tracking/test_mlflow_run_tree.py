@@ -75,9 +75,9 @@ def test_a_child_hangs_below_its_parent(tmp_path, store):
 
 
 def test_a_parent_that_is_gone_is_named(tmp_path, store):
-    begin(tmp_path / "child", tmp_path.name, tmp_path / "nowhere").end("FINISHED")
-    with pytest.raises(InputError, match=r"nowhere has no run\.json"):
-        send(tmp_path / "child", store)
+    begin(tmp_path / "sweep" / "child", tmp_path.name, tmp_path / "sweep").end("FINISHED")
+    with pytest.raises(InputError, match=r"has no run\.json, but .* names it as the parent"):
+        send(tmp_path / "sweep" / "child", store)
 
 
 def test_twenty_children_whose_writer_is_killed_again_and_again(tmp_path, store, line):

@@ -1,0 +1,30 @@
+"""The files that the records of a folder name: none but its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anchorfl.tasks.errors import InputError
+
+
+def named_file(folder: Path, name: str, record: object) -> Path:
+    """Return the file or folder ``name`` of a folder; it may be missing.
+
+    record: says the name. InputError where the name is absolute, leads out of the folder, also by a link, or is of
+    something else than a file or folder.
+    """
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{record} names {name!r}, which lies outside of {folder}: take the name out of it")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{record} names {name!r}, which is no regular file: delete it")
+    return path
+
+
+def named_files(folder: Path, name: str, record: object) -> list[Path]:
+    """Return ``name`` and all that lies below it, sorted; [] where it is missing. InputError as ``named_file``."""
+    path = named_file(folder, name, record)
+    inner = sorted(path.rglob("*")) if path.is_dir() else []
+    for below in inner:
+        named_file(folder, str(below.relative_to(folder)), record)
+    return [path, *inner] if path.exists() else []
