@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from anchorfl.pipeline.diagnosis.result import Floats
 from anchorfl.pipeline.results.curves import short
+from anchorfl.pipeline.storage.atomic_files import write_figure
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 
 Pixels = npt.NDArray[np.uint8]
@@ -37,7 +38,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    write_figure(path, figure, dpi=130, metadata={"Software": None})
 
 
 def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> None:

@@ -5,6 +5,7 @@ Shape suffixes: T trainings, C classes, K images of a class; images are [channel
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.figures import draw_images
 from anchorfl.pipeline.diagnosis.result import PartResult, write_table
 from anchorfl.pipeline.methods.fedbm import FedBM
+from anchorfl.pipeline.storage.atomic_files import write_atomically
 
 COLUMNS = 8
 """Trainings that are shown, the first and the last among them, and images of a class after the last."""
@@ -45,7 +47,9 @@ def generated(analysis: Analysis, out: Path) -> PartResult:
     last_KC = drawn[rounds[-1]].swapaxes(0, 1)
     draw_images(over_TC, analysis.class_names, [f"round {r}" for r in shown], out / "generated.png")
     draw_images(last_KC, analysis.class_names, [""] * len(last_KC), out / "generated_last.png")
-    np.savez_compressed(out / "generated.npz", rounds=np.array(shown), over_rounds=over_TC, last=last_KC)
+    arrays = io.BytesIO()
+    np.savez_compressed(arrays, rounds=np.array(shown), over_rounds=over_TC, last=last_KC)
+    write_atomically(out / "generated.npz", arrays.getvalue())
     rows = ([r, name, float(shares[r][c])] for r in rounds for c, name in enumerate(analysis.class_names))
     write_table(out / "generated.csv", ("round", "class", "recognized"), rows)
     metrics = {r: {"generated/recognized": float(share_C.mean())} for r, share_C in shares.items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from anchorfl.pipeline.storage.atomic_files import write_csv
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,10 +28,7 @@ class PartResult:
 
 def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a CSV file; numbers to 6 significant digits, nothing where a value is NaN."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows([_cell(value) for value in row] for row in rows)
+    write_csv(path, [header, *([_cell(value) for value in row] for row in rows)], "\n")
 
 
 def share_text(value: float) -> str:

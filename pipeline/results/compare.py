@@ -5,7 +5,6 @@ Scores are those of ``evaluation.metrics`` on the test split, in percent. A roun
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.results.curves import draw
+from anchorfl.pipeline.storage.atomic_files import write_atomically, write_csv
 from anchorfl.pipeline.storage.run_folder import read_result
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
@@ -27,6 +27,7 @@ ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
 """Rounds of which a score is: end of its name in ``RunSummary.values`` -> head of its column."""
 COSTS = {"megabytes": "MB", "seconds": "s/round"}
 """Name in ``RunSummary.values`` -> head of its column."""
+FILES = ("comparison.md", "comparison.csv", "curves.png")
 LEGEND = (
     "Scores: test split, percent. last: last evaluated round; best: the round with the best validation {primary}{also};"
     " mean5: mean of the last five evaluated rounds.\nMB: moved both ways; s/round: median."
@@ -284,17 +285,16 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markdown: str) -> tuple[Path, ...]:
     out.mkdir(parents=True, exist_ok=True)
-    (out / "comparison.md").write_text(markdown, encoding="utf-8")
-    with (out / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        names = list(_heads(_families(runs), every=True))
-        units = [*(f"{name}_percent" for name in names), *COSTS]
-        writer.writerow(["run", "folder", "task", "method", "seed", "status", "last_round", *units])
-        for run in runs:
-            known = [run.values.get(name) for name in (*names, *COSTS)]
-            cells = ["" if v is None else _shown(n, v) for n, v in zip((*names, *COSTS), known, strict=True)]
-            facts = [run.name, run.folder, run.task, run.method, run.seed, run.status, run.records[-1].round]
-            writer.writerow([*facts, *cells])
+    write_atomically(out / "comparison.md", markdown.encode())
+    names = list(_heads(_families(runs), every=True))
+    units = [*(f"{name}_percent" for name in names), *COSTS]
+    rows: list[list[object]] = [["run", "folder", "task", "method", "seed", "status", "last_round", *units]]
+    for run in runs:
+        known = [run.values.get(name) for name in (*names, *COSTS)]
+        cells = ["" if v is None else _shown(n, v) for n, v in zip((*names, *COSTS), known, strict=True)]
+        facts = [run.name, run.folder, run.task, run.method, run.seed, run.status, run.records[-1].round]
+        rows.append([*facts, *cells])
+    write_csv(out / "comparison.csv", rows)
     panels = {f"test/{m.name}": f"{m.shown} (%)" for family in _families(runs) for m in family.compared}
     curves = {
         group.label: [
@@ -304,4 +304,4 @@ def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markd
         for group in groups
     }
     draw(curves, panels, out / "curves.png")
-    return out / "comparison.md", out / "comparison.csv", out / "curves.png"
+    return tuple(out / name for name in FILES)

@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from anchorfl.pipeline.storage.atomic_files import write_figure
+
 Curve = Mapping[int, float]
 """Round -> score, 0 to 1."""
 STYLES = ("-", "--", ":", "-.")
@@ -50,7 +52,7 @@ def draw(groups: Mapping[str, Sequence[Mapping[str, Curve]]], panels: Mapping[st
     handles = axes[0].get_legend_handles_labels()[0]
     labels = ["\n".join(textwrap.wrap(verbatim(_label(name, len(group))), 100)) for name, group in groups.items()]
     figure.legend(handles, labels, loc="outside lower center", ncols=1, frameon=False)
-    figure.savefig(path, dpi=130)
+    write_figure(path, figure, dpi=130)
 
 
 def _label(name: str, runs: int) -> str:

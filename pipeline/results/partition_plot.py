@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from anchorfl.pipeline.results.curves import short, verbatim
+from anchorfl.pipeline.storage.atomic_files import write_figure
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.manifest import Manifest
 
@@ -50,7 +51,7 @@ def draw_partition(manifest: Manifest, histogram: ClassHistogram, path: Path, ti
     if title:
         figure.suptitle(verbatim(title))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    write_figure(path, figure, dpi=130, metadata={"Software": None})
 
 
 def _cells(

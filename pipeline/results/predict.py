@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import CONFIG, read_experiment
 from anchorfl.pipeline.storage.saved_model import METADATA, NO_MODEL, SavedModel, load_model
 from anchorfl.pipeline.training.evaluation import logits_of, ranking_scores, score_logits
@@ -127,8 +129,12 @@ def write_to(prediction: Prediction, path: str) -> None:
     if not path:
         write(prediction, sys.stdout)
         return
-    with Path(path).open("w", encoding="utf-8", newline="") as stream:
-        write(prediction, stream)
+    text = io.StringIO()
+    write(prediction, text)
+    if Path(path).is_file() or not Path(path).exists():
+        write_atomically(Path(path).resolve(), text.getvalue().encode())
+    else:  # a pipe, /dev/stdout: nothing to replace
+        Path(path).write_text(text.getvalue(), encoding="utf-8", newline="")
 
 
 def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[int] | None]:

@@ -14,7 +14,7 @@ from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.factory import executor_for
-from anchorfl.pipeline.results.per_class import write_per_class
+from anchorfl.pipeline.results.per_class import PER_CLASS, write_per_class
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Log, Progress
 from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
@@ -100,11 +100,26 @@ def _finish_record(experiment: Experiment, folder: Path, log: Log) -> None:
     """Close the record of a finished run and send MLflow what it lacks: a kill may have come before the end of that."""
     with lock_run(folder):
         note_finished(folder)
+        _write_missing(folder)
         try:
             if uri := store_uri(experiment.tracking.uri, folder):
                 send(folder, uri)
         except InputError as error:
             log(f"{error}; send it later with: anchorfl sync {folder}")
+
+
+def _write_missing(folder: Path) -> None:
+    """Write again what is made of the records alone and is gone, or was left empty by a kill of an earlier version."""
+    if _is_gone(folder / PER_CLASS):
+        write_per_class(folder)
+    from anchorfl.pipeline.results import compare  # it imports matplotlib
+
+    if any(_is_gone(folder / "report" / name) for name in compare.FILES):
+        compare.compare([folder], folder / "report")
+
+
+def _is_gone(path: Path) -> bool:
+    return not path.exists() or not path.stat().st_size
 
 
 def _executor(run_spec: RunSpec, actor_pools: ActorPools | None) -> Executor:
@@ -196,7 +211,7 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
             write_final_scores(folder, record_of(state.best_round, final_scores, loop.class_names))
             tracker.artifact(folder / FINAL_SCORES)
     selected = state.best_round or state.round
-    artifacts = [CONFIG, "partition.json", "per_class.csv", "report"]
+    artifacts = [CONFIG, "partition.json", PER_CLASS, "report"]
     if experiment.method.evaluate_on == "server":
         metadata = {"round": selected, "scores": scores, "run": folder.name}
         save_model(folder / "model", run_spec, weights_in(server_state), metadata)

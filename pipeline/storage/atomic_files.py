@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anchorfl.tasks.files.json_schema import parsed
+
+if TYPE_CHECKING:  # a second to import
+    from matplotlib.figure import Figure
 
 
 def write_json(path: Path, content: object) -> None:
@@ -22,6 +28,20 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return content
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[object]], line_end: str = "\r\n") -> None:
+    """Replace a CSV file as ``write_json`` does a JSON file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator=line_end).writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+def write_figure(path: Path, figure: Figure, **options: Any) -> None:
+    """Replace a picture, in the format of its suffix, as ``write_json`` does a JSON file. options: of ``savefig``."""
+    data = io.BytesIO()
+    figure.savefig(data, format=path.suffix.removeprefix("."), **options)
+    write_atomically(path, data.getvalue())
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from anchorfl.pipeline.results.curves import verbatim
+from anchorfl.pipeline.storage.atomic_files import write_figure
 from anchorfl.tasks.metrics.scores import MEASURES
 from anchorfl.tuning.search.results import Sweep, Trial
 from anchorfl.tuning.search.search_space import Choice, Dimension, Range
@@ -170,7 +171,7 @@ def svg(draw: Callable[[], Figure]) -> str:
 def png(draw: Callable[[], Figure], path: Path) -> Path:
     """Write a figure as a PNG file; return its path."""
     with matplotlib.rc_context(SETTINGS):
-        draw().savefig(path, dpi=130, metadata={"Software": None})
+        write_figure(path, draw(), dpi=130, metadata={"Software": None})
     return path
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from anchorfl.pipeline.config.experiment import Experiment, digest, flat
 from anchorfl.pipeline.run.provenance import check_same_data, run_info
+from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
@@ -115,7 +116,7 @@ class SweepRecords:
         run_record = self._open_records.pop(trial.number, None)
         if run_record is not None:
             if trial.trace:
-                (run_record.folder / "error.txt").write_text(trial.trace, encoding="utf-8")
+                write_atomically(run_record.folder / "error.txt", trial.trace.encode())
                 run_record.artifact(run_record.folder / "error.txt")
             run_record.end(ENDED[trial.status])
         self._end_counts[trial.status] = self._end_counts.get(trial.status, 0) + 1
