@@ -9,10 +9,16 @@ MAX_MESSAGE_CHARS = 1500
 """Characters; from a longer text the middle is left out."""
 
 
-def plain_line(text: str) -> str:
+def escaped(text: str) -> str:
     """Return the text with line ends, and what a terminal would obey or could not encode, as escapes."""
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def plain_line(text: str) -> str:
+    """Return the text as ``escaped`` does; of a long one the middle is left out."""
+    text = escaped(text)
     half = MAX_MESSAGE_CHARS // 2
     return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:half]} ... {text[-half:]}"
 

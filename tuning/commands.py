@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from anchorfl.pipeline.cli.resumable import resumable
+from anchorfl.pipeline.terminal import say, width
 from anchorfl.tasks.errors import InputError
 
 USAGE = """usage: anchorfl sweep PRESET [--space NAME=RANGE ...] [--output FOLDER] [--option value ...]
@@ -32,7 +34,7 @@ def sweep(arguments: list[str]) -> int:
         places, rest = parse_places(overrides)
         if args.preset or args.space or rest:
             raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
-        folder = restore_if_remote(args.resume, print, RESUME, marker=PLAN_FILE, leave=LEAVE)
+        folder = restore_if_remote(args.resume, say, RESUME, marker=PLAN_FILE, leave=LEAVE)
         copy = "" if folder == Path(args.resume) else args.resume
         return _run(resumed_plan(folder, options, places, copy), folder)
     if not args.preset:
@@ -55,7 +57,7 @@ def report(options: argparse.Namespace) -> int:
 
     plan = load_plan(options.sweep, {})
     for path in write_report(read_sweep(plan, options.sweep.resolve()), options.sweep / "report", plan.text):
-        print(path)
+        say(path)
     return 0
 
 
@@ -73,26 +75,26 @@ def presets(options: argparse.Namespace) -> int:
     if sum(bool(getattr(options, name)) for name in ("pattern", "toml", "diff")) > 1:
         raise InputError("presets takes one of PATTERN, --toml NAME and --diff A B")
     if options.toml:
-        print(listing.preset_toml(options.toml), end="")
+        say(listing.preset_toml(options.toml).rstrip("\n"))
     elif options.diff:
-        print(listing.difference(*options.diff))
+        one, other = options.diff
+        say(listing.difference(one, other, width()))
     else:
-        print(listing.listing(options.pattern) if options.pattern else listing.overview())
+        say(listing.listing(options.pattern, width()) if options.pattern else listing.overview(width()))
     return 0
 
 
 def _run(plan: Any, folder: Path) -> int:
     from anchorfl.tasks.files.raw_files import raw_folder
     from anchorfl.tasks.registry import task_of
+    from anchorfl.tuning.sweep.plan import PLAN_FILE
     from anchorfl.tuning.sweep.sweep import run_sweep
 
     raw_folder(task_of(plan.experiment.task), plan.experiment.task)
-    print(f"{plan.preset}: sweep folder {folder}", flush=True)
-    try:
+    say(f"{plan.preset}: sweep folder {folder}")
+    with resumable("anchorfl", "sweep", "--resume", folder, begun=folder / PLAN_FILE):
         view = run_sweep(plan, folder)
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"anchorfl sweep --resume {folder}") from stop
-    print(f"\n{summary(view)}\n\nreport: {folder / 'report' / 'report.html'}")
+    say(f"\n{summary(view)}\n\nreport: {folder / 'report' / 'report.html'}")
     return 0 if view.complete else 3
 
 
@@ -139,7 +141,7 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
 
     parse = partial(tyro.cli, SweepOptions, prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
     if "--help" in arguments or "-h" in arguments:
-        print(USAGE + "\n")
+        say(USAGE + "\n")
         parse(args=["--help"])
     parser = argparse.ArgumentParser(prog="anchorfl sweep", add_help=False, exit_on_error=False)
     parser.add_argument("--space", nargs="+", action="extend", default=[])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from anchorfl.pipeline import terminal
+from anchorfl.pipeline.cli.resumable import resumable
 from anchorfl.pipeline.storage.places import PLACES
-from anchorfl.pipeline.storage.run_folder import RUNS
+from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS
+from anchorfl.pipeline.terminal import say, say_error
 from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anchorfl.pipeline.config.experiment import Experiment
+    from anchorfl.pipeline.run.lifecycle import Result
 
 
 def run(arguments: list[str]) -> int:
@@ -29,9 +34,9 @@ def run(arguments: list[str]) -> int:
         return _train([table_run_name(experiment)], [experiment])
     if not presets:
         if overrides in (["--help"], ["-h"]):
-            print("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
-            print(f"presets: {some_presets()}\nall options: anchorfl run PRESET --help")
-            print("a table of your own needs no preset: anchorfl run --task.file FILE --task.label_columns COLUMNS")
+            say("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
+            say(f"presets: {some_presets()}\nall options: anchorfl run PRESET --help")
+            say("a table of your own needs no preset: anchorfl run --task.file FILE --task.label_columns COLUMNS")
             return 0
         raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file")
     experiments = [resolve_options(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]
@@ -43,7 +48,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _train(presets: list[str], experiments: list[Experiment]) -> int:
-    from anchorfl.pipeline.results.compare import compare
     from anchorfl.pipeline.run.lifecycle import run as run_one
     from anchorfl.pipeline.storage.run_folder import new_folder
     from anchorfl.tasks.files.raw_files import raw_folder
@@ -64,14 +68,27 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
             stack.callback(actor_pools.close)
         for preset, experiment in zip(presets, experiments, strict=True):
             folder = new_folder(experiment, Path(preset).stem if preset.endswith(".toml") else preset)
-            print(f"{preset}: run folder {folder}", flush=True)
-            result = run_one(experiment, folder, actor_pools=actor_pools)
-            print(f"{preset}: done, weights sha256 {result.checksum}", flush=True)
+            say(f"{preset}: run folder {folder}")
+            with resumable("anchorfl", "resume", folder, begun=folder / CONFIG):
+                result = run_one(experiment, folder, say, actor_pools)
+            say(_done(preset, result))
             folders.append(folder)
-    out = RUNS / "comparison" if len(folders) > 1 else folders[0] / "report"
-    print(f"\n{compare(folders, out)}\n\nTable and curves: {out}")
-    print(_records(experiments[0], folders[0]))
+    say()
+    _compare(folders)
+    say(_records(experiments[0], folders[0]))
     return 0
+
+
+def _done(name: str, result: Result) -> str:
+    return f"{name}: done\nweights sha256 {result.checksum}"
+
+
+def _compare(folders: Sequence[Path], out: Path | None = None) -> None:
+    """Write and print the comparison of run folders. out: its folder; None: that of the one run, or of all."""
+    from anchorfl.pipeline.results.compare import compare
+
+    out = out or (RUNS / "comparison" if len(folders) > 1 else folders[0] / "report")
+    say(f"{compare(folders, out, terminal.width())}\nTable and curves: {out}")
 
 
 def _records(experiment: Experiment, folder: Path) -> str:
@@ -80,13 +97,12 @@ def _records(experiment: Experiment, folder: Path) -> str:
 
     uri = store_uri(experiment.tracking.uri, folder)
     if not uri:
-        return f"MLflow was off (tracking.uri = none); the records are in {folder}"
+        return f"MLflow was off (tracking.uri = none)\nrecords: {folder}"
     if uri.startswith("http"):
         return f"MLflow records: {redact(uri)} (open it in a browser)"
     where = redact(uri)
-    return f"MLflow records: {where}; look at them with: anchorfl ui" + (
-        f" --uri {where}" if experiment.tracking.uri else ""
-    )
+    named = f" --uri {where}" if experiment.tracking.uri else ""
+    return f"MLflow records: {where}\nlook at them with: anchorfl ui{named}"
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:
@@ -111,14 +127,18 @@ def parse_places(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def resume(options: argparse.Namespace) -> int:
     """Go on with an interrupted run."""
-    from anchorfl.pipeline.results.compare import compare
     from anchorfl.pipeline.run.lifecycle import resume
     from anchorfl.pipeline.storage.restore import restore_if_remote
+    from anchorfl.pipeline.storage.run_folder import read_experiment
 
     source = str(options.run)
-    folder = restore_if_remote(source, print)
-    result = resume(folder, places=typed_places(options), copy="" if folder == Path(source) else source)
-    print(f"{folder}: done, weights sha256 {result.checksum}\n\n{compare([folder], None)}")
+    folder = restore_if_remote(source, say)
+    copy = "" if folder == Path(source) else source
+    with resumable("anchorfl", "resume", folder, begun=folder / CONFIG):
+        say(_done(str(folder), resume(folder, say, typed_places(options), copy)))
+    say()
+    _compare([folder])
+    say(_records(read_experiment(folder), folder))
     return 0
 
 
@@ -134,10 +154,7 @@ def data(arguments: list[str]) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """Write table and curves of several runs."""
-    from anchorfl.pipeline.results.compare import compare as compare_runs
-
-    out = options.out or (RUNS / "comparison" if len(options.runs) > 1 else options.runs[0] / "report")
-    print(f"{compare_runs(options.runs, out)}\n\nTable and curves: {out}")
+    _compare(options.runs, options.out)
     return 0
 
 
@@ -151,9 +168,9 @@ def predict(options: argparse.Namespace) -> int:
     write_to(prediction, options.out)
     if prediction.truth is not None:
         figures = ", ".join(f"{MEASURES[name].shown} {value!r}" for name, value in prediction.truth.values.items())
-        print(f"{len(prediction.predicted)} samples: {figures}", file=sys.stderr)
+        say_error(f"{len(prediction.predicted)} samples: {figures}")
         for note in prediction.truth.notes:
-            print(f"  {note}", file=sys.stderr)
+            say_error(f"  {note}")
     return 0
 
 
@@ -174,7 +191,7 @@ def diagnose(options: argparse.Namespace) -> int:
     )  # fmt: skip
     for run in options.runs:
         lines = diagnose_run(run, diagnose_options, places=typed_places(options))
-        print("\n".join([f"\n{run}:", *(f"- {line}" for line in lines), f"Tables and figures: {run / 'diagnosis'}"]))
+        say("\n".join([f"\n{run}:", *(f"- {line}" for line in lines), f"Tables and figures: {run / 'diagnosis'}"]))
     return 0
 
 
@@ -182,7 +199,7 @@ def sync(options: argparse.Namespace) -> int:
     """Send to MLflow what it lacks of a run."""
     from anchorfl.pipeline.tracking.mlflow_writer import send
 
-    print(f"{send(options.run, options.uri)} rounds sent")
+    say(f"{send(options.run, options.uri)} rounds sent")
     return 0
 
 

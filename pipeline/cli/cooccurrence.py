@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anchorfl.pipeline.terminal import say
 from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:  # slow to import, and ``--help`` needs none of it
@@ -73,7 +74,7 @@ def cooccurrence(options: argparse.Namespace) -> int:
     if not corpus.counts.segments:
         raise InputError(f"{', '.join(options.corpus)}: no word in it; give a corpus with text")
     table = _write(options, scanner, corpus)
-    print(f"{table.summary(corpus)}\nTable: {options.out}; counts: {options.out.with_suffix('.json')}")
+    say(f"{table.summary(corpus)}\nTable: {options.out}; counts: {options.out.with_suffix('.json')}")
     return 0
 
 
@@ -148,7 +149,7 @@ def _counted(options: argparse.Namespace, scanner: Scanner) -> CorpusCounts:
             stack.enter_context(ray_cluster.session(ClusterOptions(address=options.address)))
         return count_names(
             options.corpus, scanner, options.field, engine="local" if options.serial else "ray",
-            log=lambda line: print(line, flush=True),
+            log=say,
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from anchorfl.pipeline.config.presets import preset_names, read_preset
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.results.partition_plot import draw_partition, fits
 from anchorfl.pipeline.run.prepare import resolve_options, table_experiment
+from anchorfl.pipeline.terminal import paragraph, say, width
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.raw_files import other_forms, status
@@ -25,6 +26,7 @@ from anchorfl.tasks.synthetic import SYNTHETIC
 from anchorfl.tasks.tabular.inspect import inspect_table, next_command
 
 ROWS, LISTED = 400, 4
+INDENT = " " * 20
 USAGE = "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--seed N] [--cluster.executor ray]"
 
 
@@ -40,31 +42,33 @@ def show(arguments: list[str]) -> int:
     presets = _presets()
     for name in names:
         task = find_task(name)
-        print("\n".join(_describe(task, presets.get(task.name, []))) + "\n")
+        for line in _describe(task, presets.get(task.name, [])):
+            say(paragraph(line, width(), INDENT + "  "))
+        say()
     return 0
 
 
 def _describe(task: Task, presets: list[str]) -> list[str]:
     """Return lines about a data set: its files, where they lie or come from, and its presets."""
     options = TaskOptions(name=task.name)
-    state, indent = status(task, options), " " * 20
+    state = status(task, options)
     word = "bundled" if not task.source.files else "found" if state.found else "missing"
     classes = f"{len(task.class_names)} classes" if task.class_names else "classes as in its files"
     lines = [f"{task.name:<19} {word}{f' in {state.folder}' if state.folder else ''}"]
-    lines.append(f"{indent}{task.title}; {classes}, {task.kind}-label")
+    lines.append(f"{INDENT}{task.title}; {classes}, {task.kind}-label")
     if state.missing:
         looked = ", ".join(map(str, state.searched)) or "nowhere: $ANCHORFL_DATA is not set"
         more = f" and {len(state.missing) - LISTED} more" if len(state.missing) > LISTED else ""
-        lines.append(f"{indent}lacks {', '.join(state.missing[:LISTED])}{more}; looked in {looked}")
-        lines += [f"{indent}found in another form: --task.variant {v}" for v in other_forms(task, options)]
+        lines.append(f"{INDENT}lacks {', '.join(state.missing[:LISTED])}{more}; looked in {looked}")
+        lines += [f"{INDENT}found in another form: --task.variant {v}" for v in other_forms(task, options)]
     elif state.folder:
         files = [path.stat().st_size for _, path in raw_files(task, options, state.folder)]
         digest = raw_digest(task, options, state.folder)[:16]
-        lines.append(f"{indent}{len(files)} files, {sum(files) / 1e6:,.1f} MB, digest {digest}")
+        lines.append(f"{INDENT}{len(files)} files, {sum(files) / 1e6:,.1f} MB, digest {digest}")
     gate = "; access must be applied for" if task.source.gated else ""
     origin = f"from {task.source.url}" if "://" in task.source.url else task.source.url
-    lines.append(f"{indent}{origin}; {task.source.licence}{gate}")
-    return [*lines, f"{indent}presets: {', '.join(presets)}"] if presets else lines
+    lines.append(f"{INDENT}{origin}; {task.source.licence}{gate}")
+    return [*lines, f"{INDENT}presets: {', '.join(presets)}"] if presets else lines
 
 
 def _presets() -> dict[str, list[str]]:
@@ -78,7 +82,7 @@ def _presets() -> dict[str, list[str]]:
 def prepare(arguments: list[str]) -> int:
     """Prepare the data of a preset, or a data set by its name, ahead of a run; draw the partition."""
     if arguments[:1] in (["--help"], ["-h"]):
-        print(f"{USAGE}\n\n{prepare.__doc__}")
+        say(f"{USAGE}\n\n{prepare.__doc__}")
         return 0
     experiment = _experiment(arguments)
     began, task = time.perf_counter(), task_of(experiment.task)
@@ -86,18 +90,18 @@ def prepare(arguments: list[str]) -> int:
         from anchorfl.pipeline.cluster import ray_cluster
 
         with ray_cluster.session(experiment.cluster):
-            prepared = prepare_task(task, experiment.task, experiment.seed, engine="ray", log=print)
+            prepared = prepare_task(task, experiment.task, experiment.seed, engine="ray", log=say)
     else:
-        prepared = prepare_task(task, experiment.task, experiment.seed, engine="local", log=print)
+        prepared = prepare_task(task, experiment.task, experiment.seed, engine="local", log=say)
     m = prepared.manifest
-    print(
+    say(
         f"{sum(m.examples)} rows with {len(m.examples)} clients, {m.validation} for validation, {m.test} for the test;"
         f" {len(m.class_names)} classes; {time.perf_counter() - began:.1f} s"
     )
     if fits(m):
         picture = Path(prepared.folder) / "partition.png"
         draw_partition(m, prepared.class_histogram(), picture, f"{m.task}, {m.options.partition}, seed {m.seed}")
-        print(f"partition {m.partition_digest[:16]}, drawn in {picture}")
+        say(f"partition {m.partition_digest[:16]}, drawn in {picture}")
     return 0
 
 
@@ -144,8 +148,8 @@ def demo(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     SYNTHETIC[options.name](folder, options.rows, options.seed)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"made-up files of {options.name} ({size / 1e6:.1f} MB) in {folder}: not the data set, for trying only")
-    print(f"next: anchorfl data prepare {options.name} --task.root {folder}")
+    say(f"made-up files of {options.name} ({size / 1e6:.1f} MB) in {folder}: not the data set, for trying only")
+    say(f"next: anchorfl data prepare {options.name} --task.root {folder}")
     return 0
 
 
@@ -170,9 +174,9 @@ def check(arguments: list[str]) -> int:
     values = vars(parser.parse_args(arguments))
     options = TaskOptions(file=values.pop("file"), **values)
     report = inspect_table(options)
-    print(report.text())
+    say(report.text())
     step = "mend what stops a run"
     if len(report.stops) <= report.bad_rows:
         step = next_command(options, report, table_experiment().federation.clients_per_round)
-    print(f"\nnext: {step}")
+    say(f"\nnext: {step}")
     return 2 if report.stops else 0

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from anchorfl.models.label_names import NamesError
 from anchorfl.pipeline.cli import commands, cooccurrence
+from anchorfl.pipeline.cli.resumable import command_of
 from anchorfl.pipeline.cluster import signals
+from anchorfl.pipeline.terminal import erase_line, say_error
 from anchorfl.pipeline.training.errors import LostError, QuorumError
 from anchorfl.tasks.errors import InputError
 
@@ -45,27 +47,34 @@ def run_main(arguments: list[str], raw: RawCommands = RAW_COMMANDS, more: Callab
     try:
         return _dispatch(arguments, raw, more)
     except (InputError, NamesError) as error:
-        print(f"anchorfl: {InputError(str(error))}", file=sys.stderr)
+        say_error(f"anchorfl: {InputError(str(error))}")
         return EXIT_INPUT
     except (QuorumError, LostError) as error:
-        print(f"anchorfl: {error}; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)
+        say_error(f"anchorfl: {error}{_kept(error)}")
         return EXIT_QUORUM
     except OSError as error:
         if error.errno not in FULL:
             raise
-        print(f"anchorfl: {_full(error)}", file=sys.stderr)
+        say_error(f"anchorfl: {_full(error)}")
         return EXIT_QUORUM
     except KeyboardInterrupt as stop:
-        again = str(stop) or ("anchorfl resume" if arguments[0] in ("run", "resume") else "")
-        kept = f"; the last completed round is kept, go on with '{again}'" if again else ""
-        print(f"anchorfl: interrupted{kept}", file=sys.stderr)
+        erase_line(sys.stderr)  # there stands ^C
+        say_error(f"anchorfl: interrupted{_kept(stop)}")
         return EXIT_INTERRUPT
+
+
+def _kept(error: BaseException) -> str:
+    """Return what is left of a run that an error ended, and the command that goes on with it."""
+    command = command_of(error)
+    return f"; the last completed round is kept, go on with: {command}" if command else ""
 
 
 def _full(error: OSError) -> str:
     """Return one line about a disk that is full."""
     where = f" ({error.filename})" if error.filename else ""
-    return f"{error.strerror}{where}: make room; what was saved is whole, and a run goes on with 'anchorfl resume'"
+    command = command_of(error)
+    go_on = f", go on with: {command}" if command else ""
+    return f"{error.strerror}{where}: make room; what was saved is whole{go_on}"
 
 
 def run_console(main: Callable[[], int]) -> None:

@@ -34,6 +34,7 @@ from anchorfl.pipeline.execution.memory_probe import ClientUse, ServerUse
 from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
 from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.terminal import say
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 
@@ -74,7 +75,7 @@ def probe(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("--help", "-h"):
         if not arguments:
             raise InputError(f"probe needs a preset: {some_presets()}; or the path of a .toml file")
-        print(USAGE)
+        say(USAGE)
         return 0
     preset, options, overrides = _split(arguments)
     experiment = resolve_options(override(read_preset(preset), overrides, f"anchorfl probe {preset}"))
@@ -82,13 +83,13 @@ def probe(arguments: list[str]) -> int:
     with ExitStack() as stack:
         nodes, run_apart = _nodes(experiment, options.cpu, stack)
         whole_cpus(nodes)  # before the work starts
-        run_spec = make_run_spec(experiment, print)
+        run_spec = make_run_spec(experiment, say)
         chosen = largest(run_spec) if options.client is None else described(run_spec, options.client)
         measured = _measure(run_spec, chosen, nodes, run_apart)
     need = need_of(measured, experiment.selected_clients)
-    print(f"\n{needs(measured, need, experiment)}")
+    say(f"\n{needs(measured, need, experiment)}")
     sizing = share_out(nodes, need, experiment.task.clients, experiment.cluster.server_gpus)
-    print(limits(nodes, sizing))
+    say(limits(nodes, sizing))
     _write(options.out, preset, experiment, measured, need, nodes, sizing)
     return 0
 
@@ -113,7 +114,7 @@ def _write(
         "shares": asdict(sizing), "overrides": text, "torch": version_of("torch"), "ray": version_of("ray"),
     }  # fmt: skip
     write_atomically(figures, json.dumps(content, indent=1).encode())
-    print(f"\n{text}\n\nanchorfl run {preset} $(cat {out})   # all figures: {figures}")
+    say(f"\n{text}\n\nanchorfl run {preset} $(cat {out})   # all figures: {figures}")
 
 
 def _split(arguments: list[str]) -> tuple[str, argparse.Namespace, list[str]]:
@@ -173,7 +174,7 @@ def _measure(run_spec: RunSpec, chosen: Chosen, nodes: list[Node], run_apart: In
     """Train the client and aggregate its update, each in a fresh process."""
     on_gpu = has_gpu(nodes)
     device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
-    print(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}", flush=True)
+    say(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}")
     sender, experiment = server_of(run_spec), run_spec.experiment
     sender.state, _ = experiment.method.peak_state(sender.state, experiment.federation.rounds)
     sent = messages.pack({"broadcast": sender.broadcast(1), "client_message": sender.client_message(chosen.client)})

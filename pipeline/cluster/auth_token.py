@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-import sys
 from pathlib import Path
 
+from anchorfl.pipeline.terminal import say_error
 from anchorfl.tasks.errors import InputError
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
@@ -83,9 +83,7 @@ def restrict_mode(path: Path | None = None) -> None:
         ) from error
     if path.stat().st_mode & OTHERS:
         raise InputError(f"{shown}: others can read Ray's token, and run code as you; this disk keeps no modes; {hint}")
-    print(
+    say_error(
         f"anchorfl: {shown} could be read by others and is now closed to them; where others use this machine, delete it"
-        " while no Ray runs, and the next start makes a new token",
-        file=sys.stderr,
-        flush=True,
+        " while no Ray runs, and the next start makes a new token"
     )

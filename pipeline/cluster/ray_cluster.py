@@ -19,6 +19,7 @@ import ray
 from anchorfl.pipeline.cluster import auth_token, signals
 from anchorfl.pipeline.cluster.layout import nodes
 from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.terminal import say_error
 from anchorfl.tasks.errors import InputError
 
 LOOPBACK = "127.0.0.1"
@@ -192,7 +193,7 @@ def _wants_token() -> bool:
 
 
 def _tell(line: str) -> None:
-    print(f"anchorfl: {line}", file=sys.stderr, flush=True)
+    say_error(f"anchorfl: {line}")
 
 
 def wait_for_nodes(options: ClusterOptions, pause_s: float = 2.0) -> None:

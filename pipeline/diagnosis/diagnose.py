@@ -28,6 +28,7 @@ from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import lock_run, read_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
+from anchorfl.pipeline.terminal import say
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
@@ -65,7 +66,7 @@ class DiagnoseOptions:
 
 
 def diagnose(
-    folder: Path, options: DiagnoseOptions, log: Log = print, places: Mapping[str, str] | None = None
+    folder: Path, options: DiagnoseOptions, log: Log = say, places: Mapping[str, str] | None = None
 ) -> list[str]:
     """Analyze one run folder and write ``diagnosis/`` in it, in place of an older one; return what a person is told.
 

@@ -12,15 +12,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from anchorfl.pipeline import terminal
 from anchorfl.pipeline.results.curves import draw
 from anchorfl.pipeline.storage.atomic_files import write_atomically, write_csv
 from anchorfl.pipeline.storage.run_folder import read_result
-from anchorfl.pipeline.storage.run_record import RoundRecord, read_metadata, with_final_scores
+from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
 SPLITS = ("validation/", "test/")
-COMMUNICATION = ("communication/download_bytes", "communication/upload_bytes")
 FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.save_state_every")
 """Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
 ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
@@ -28,10 +28,15 @@ ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
 COSTS = {"megabytes": "MB", "seconds": "s/round"}
 """Name in ``RunSummary.values`` -> head of its column."""
 FILES = ("comparison.md", "comparison.csv", "curves.png")
+IN_FILES = "last5"
+"""Of ``ROUNDS``, what stands in comparison.md and comparison.csv alone: a terminal is narrow."""
 LEGEND = (
-    "Scores: test split, percent. last: last evaluated round; best: the round with the best validation {primary}{also};"
-    " mean5: mean of the last five evaluated rounds.\nMB: moved both ways; s/round: median."
+    "Scores: test split, percent. last: last evaluated round; best: the round with the best validation {primary}{also}"
 )
+LEGEND_IN_FILES = "; mean5: mean of the last five evaluated rounds"
+LEGEND_COSTS = "MB: moved both ways; s/round: median."
+TEXT_COLUMNS = ("run", "task", "method", "mean and sd")
+"""Heads of the columns that hold no numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,23 +119,22 @@ def load_run(folder: Path) -> RunSummary:
     )
 
 
-def compare(folders: Iterable[Path], out: Path | None) -> Comparison:
+def compare(folders: Iterable[Path], out: Path | None, width: int | None = None) -> Comparison:
     """Compare runs in a table; with ``out`` also write comparison.md, comparison.csv and curves.png there.
 
-    Raises InputError where a folder holds no run, or no folder is given.
+    width: columns that the text may take; None: any number. Raises InputError where a folder holds no run, or no
+    folder is given.
     """
     runs = tuple(load_run(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders))
     if not runs:
         raise InputError("no run to compare; name at least one run folder")
     groups = _groups(runs)
     families = _families(runs)
-    rows, grouped, notes = _rows(runs), _grouped_rows(groups, _heads(families)), _notes(groups)
+    notes = _notes(groups)
     also = "".join(f", best {m.short}: that with the best validation {m.shown}" for f in families for m in f.also)
-    tail = [LEGEND.format(primary=" or ".join(dict.fromkeys(f.primary.shown for f in families)), also=also), *notes]
-    text = "\n\n".join([_aligned(rows)] + ([_aligned(grouped)] if grouped else []) + ["\n".join(tail)]) + "\n"
-    blocks = ["# Comparison", _markdown(rows)]
-    blocks += ["## Mean and sd over seeds", _markdown(grouped)] if grouped else []
-    markdown = "\n\n".join([*blocks, *tail, *(["![curves](curves.png)"] if out else [])]) + "\n"
+    legend = LEGEND.format(primary=" or ".join(dict.fromkeys(f.primary.shown for f in families)), also=also)
+    text = _text(runs, groups, [f"{legend}.", LEGEND_COSTS, *notes], width)
+    markdown = _markdown(runs, groups, [f"{legend}{LEGEND_IN_FILES}.", LEGEND_COSTS, *notes], curves=bool(out))
     files = _write(out, runs, groups, markdown) if out else ()
     return Comparison(runs=runs, groups=groups, text=text, markdown=markdown, notes=notes, files=files)
 
@@ -153,12 +157,12 @@ def rounds_of(family: Family) -> dict[str, str]:
     return ROUNDS | {f"best_{measure.value}": f"best {measure.short}" for measure in family.also}
 
 
-def _heads(families: Sequence[Family], every: bool = False) -> dict[str, str]:
+def _heads(families: Sequence[Family], *, every: bool = False, in_files: bool = True) -> dict[str, str]:
     """Return name among ``RunSummary.values`` -> head of its column.
 
-    every: of all measures, not of those in tables alone.
+    every: of all measures, not of those in tables alone; in_files: with the scores that stand in files alone.
     """
-    ends = {end: head for family in families for end, head in rounds_of(family).items()}
+    ends = {end: head for family in families for end, head in rounds_of(family).items() if in_files or end != IN_FILES}
     return {
         f"{m.value}_{end}": f"{m.short} {head}"
         for end, head in ends.items()
@@ -247,11 +251,33 @@ def _shown(name: str, value: float | None) -> str:
     return f"{value:.2f}" if name in COSTS else f"{100 * value:.2f}"
 
 
-def _rows(runs: Sequence[RunSummary]) -> list[list[str]]:
-    heads = _heads(_families(runs)) | COSTS
-    head = ["run", "task", "method", "seed", "last round", *heads.values()]
-    fixed = [[run.name, run.task, run.method, str(run.seed), str(run.records[-1].round)] for run in runs]
-    return [head] + [a + [_shown(n, run.values.get(n)) for n in heads] for a, run in zip(fixed, runs, strict=True)]
+def _text(runs: Sequence[RunSummary], groups: Sequence[Group], tail: Sequence[str], width: int | None) -> str:
+    heads = _heads(_families(runs), in_files=False)
+    tables = [_rows(runs, heads), _grouped_rows(groups, heads)]
+    blocks = [
+        terminal.table(rows, width, right=[head for head in rows[0] if head not in TEXT_COLUMNS], ruled=True)
+        for rows in tables
+        if rows
+    ]
+    return "\n\n".join([*blocks, "\n".join(terminal.paragraph(line, width) for line in tail)]) + "\n"
+
+
+def _markdown(runs: Sequence[RunSummary], groups: Sequence[Group], tail: Sequence[str], *, curves: bool) -> str:
+    heads = _heads(_families(runs))
+    grouped = _grouped_rows(groups, heads)
+    blocks = ["# Comparison", _markdown_table(_rows(runs, heads))]
+    blocks += ["## Mean and sd over seeds", _markdown_table(grouped)] if grouped else []
+    return "\n\n".join([*blocks, *tail, *(["![curves](curves.png)"] if curves else [])]) + "\n"
+
+
+def _rows(runs: Sequence[RunSummary], heads: dict[str, str]) -> list[list[str]]:
+    """Return a row for each run, those of the heads first. heads: of the scores."""
+    heads = heads | COSTS
+    rows = [["run", "seed", *heads.values(), "rounds", "task", "method"]]
+    for run in runs:
+        cells = [_shown(name, run.values.get(name)) for name in heads]
+        rows.append([run.name, str(run.seed), *cells, str(run.records[-1].round), run.task, run.method])
+    return rows
 
 
 def _grouped_rows(groups: Sequence[Group], heads: dict[str, str]) -> list[list[str]]:
@@ -265,20 +291,7 @@ def _grouped_rows(groups: Sequence[Group], heads: dict[str, str]) -> list[list[s
     return rows
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = {column for column, name in enumerate(rows[0]) if name in {"run", "task", "method", "mean and sd"}}
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
     safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in [safe[0], ["---"] * len(safe[0]), *safe[1:]])
 

@@ -33,6 +33,7 @@ from anchorfl.pipeline.storage.run_folder import (
     write_config,
 )
 from anchorfl.pipeline.storage.run_record import (
+    COMMUNICATION,
     FINAL_SCORES,
     Status,
     check_artifacts,
@@ -41,6 +42,7 @@ from anchorfl.pipeline.storage.run_record import (
     write_final_scores,
 )
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, check_checksum, save_model
+from anchorfl.pipeline.terminal import say
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
 
 
-def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: ActorPools | None = None) -> Result:
+def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: ActorPools | None = None) -> Result:
     """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data.
 
     actor_pools: of several runs, one after the other.
@@ -75,7 +77,7 @@ def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: Act
         return federate(run_spec, executor, folder, Progress(experiment.federation.rounds), log)
 
 
-def resume(folder: Path, log: Log = print, places: Mapping[str, str] | None = None, copy: str = "") -> Result:
+def resume(folder: Path, log: Log = say, places: Mapping[str, str] | None = None, copy: str = "") -> Result:
     """Continue an interrupted run from its last completed round; a finished one gives its result again.
 
     places: as the user types them now, option -> value. copy: where the folder was fetched from. InputError where the
@@ -159,6 +161,8 @@ def open_loop(
         loop.backup = Backup(folder, backup_uri(experiment.cluster.backup, folder), log, loop.checkpoints)
     if last_round:
         progress.start = last_round
+        known = [record.metrics for record in read_records(folder)[0] if record.round <= last_round]
+        progress.moved = sum(metrics.get(name, 0.0) for metrics in known for name in COMMUNICATION)
         progress.log(f"going on after round {last_round}")
     return loop
 
@@ -168,7 +172,7 @@ def federate(
     executor: Executor,
     folder: Path,
     progress: Progress,
-    log: Log = print,
+    log: Log = say,
     parent: Path | None = None,
 ) -> Result:
     """Run what is left of a run folder that this process holds, to its result. parent: as in ``open_loop``."""

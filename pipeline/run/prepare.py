@@ -10,6 +10,7 @@ from pathlib import Path
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.run.progress import Log
+from anchorfl.pipeline.terminal import say
 from anchorfl.pipeline.training.class_vectors import check_encoder, concept_vectors, encoder_start, name_vectors
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
@@ -103,7 +104,7 @@ def table_run_name(experiment: Experiment) -> str:
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'table'}-{experiment.method.name}"
 
 
-def resolve_options(experiment: Experiment, log: Log = print, *, count: bool = True) -> Experiment:
+def resolve_options(experiment: Experiment, log: Log = say, *, count: bool = True) -> Experiment:
     """Return the experiment with what its data say about clients. InputError where the two do not fit.
 
     count: prepare the data where that takes it, for the clients of ``one_class``; else their number stays 0.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
+from anchorfl.pipeline import terminal
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, RoundOutcome
 from anchorfl.tasks.metrics.scores import Scores
 
@@ -20,35 +20,37 @@ Log = Callable[[str], None]
 
 
 class Progress:
-    """The lines of a run: round, time left, clients busy and failed, MB moved, last score."""
+    """The lines of a run: round, last score, time left, clients that failed, loss, MB moved, seconds.
+
+    On a terminal a line has as many of them as fit, and ``metrics.jsonl`` has them all.
+    """
 
     def __init__(self, rounds: int, out: TextIO | None = None) -> None:
         self.rounds, self.start = rounds, 0
-        self.out = out or sys.stdout
-        self.live = self.out.isatty()
+        self.out = out
+        """Where the lines go; None: standard output."""
         self.began = time.perf_counter()
-        self.moved = 0
+        self.moved = 0.0
+        """Bytes sent and received, those before a resume included."""
         self.last = ""
         self.noted: set[str] = set()
 
     def log(self, line: str) -> None:
         """Print a line."""
-        self._clear()
-        print(line, file=self.out, flush=True)
+        terminal.say(line, file=self.out)
 
     def watch(self, round_: int, busy: int, done: int, failed: int) -> None:
         """Renew the live line within a round, on a terminal only."""
-        if self.live:
-            seconds = time.perf_counter() - self.began
-            clients = f"clients {busy} busy, {done} done, {failed} failed"
-            text = f"round {round_}/{self.rounds}  {clients}  {seconds:.0f} s  {self.last}"
-            print(f"\r\x1b[2K{text}", end="", file=self.out, flush=True)
+        seconds = time.perf_counter() - self.began
+        clients = f"clients {busy} busy, {done} done, {failed} failed"
+        terminal.say_live(f"round {round_}/{self.rounds}  {clients}  {seconds:.0f} s  {self.last}", self.out)
 
     def round(self, round_: int, outcome: RoundOutcome, scores: Mapping[str, Scores], seconds: float) -> None:
         """Print the line of a round, and one for every fault in it."""
         self.moved += outcome.bytes_down + outcome.bytes_up
         if scores:
-            self.last = scores["test"].line if "test" in scores else f"{scores['validation'].line} (validation)"
+            split = "test" if "test" in scores else "validation"
+            self.last = f"{split} {scores[split].line}"
         head = f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}"
         if not outcome.answered:
             self.log(f"{head}  initial weights")
@@ -56,11 +58,9 @@ class Progress:
             self.began = time.perf_counter()
             return
         left = (time.perf_counter() - self.began) / (round_ - self.start) * (self.rounds - round_)
-        faults = f", {len(outcome.failed)} failed" if outcome.failed else ""
-        self.log(
-            f"{head}  loss {outcome.loss:.4f}  clients {len(outcome.answered)} done{faults}"
-            f"  {format_bytes(self.moved)} moved  {seconds:.1f} s  {format_duration(left)} left"
-        )
+        parts = [head, f"{format_duration(left)} left", *([f"{len(outcome.failed)} failed"] if outcome.failed else [])]
+        parts += [f"loss {outcome.loss:.4f}", format_bytes(self.moved), f"{seconds:.1f} s"]
+        self.log(terminal.fitted(parts, terminal.width(self.out)))
         for failure in outcome.retried:
             self.log(f"  client {failure.client} tried again in round {round_} ({failure.kind}): {failure.reason}")
         for failure in outcome.failed:
@@ -76,10 +76,6 @@ class Progress:
             if line not in self.noted:
                 self.log(line)
                 self.noted.add(line)
-
-    def _clear(self) -> None:
-        if self.live:
-            print("\r\x1b[2K", end="", file=self.out)
 
 
 def format_duration(seconds: float) -> str:

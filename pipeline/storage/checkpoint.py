@@ -25,6 +25,7 @@ from torch import Tensor
 from anchorfl.models.weight_files import WeightsError, tensors
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.named_files import named_file
+from anchorfl.pipeline.terminal import say
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed, type_error
 
@@ -157,7 +158,7 @@ class Checkpoints:
             if path.name not in named:
                 path.unlink()
 
-    def load(self, log: Callable[[str], None] = print) -> Checkpoint | None:
+    def load(self, log: Callable[[str], None] = say) -> Checkpoint | None:
         """Return the last saved round that is whole, or None where none was saved; ``log`` hears of damaged ones.
 
         Raises InputError where all are damaged.

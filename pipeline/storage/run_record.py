@@ -22,6 +22,8 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool
 FINAL_SCORES = "final_scores"
 """Folder of a run: the test scores of the selected round, where they were taken at the end."""
+COMMUNICATION = ("communication/download_bytes", "communication/upload_bytes")
+"""Metrics of a round: what all its clients got and sent."""
 LARGEST = 1e100
 """No finite metric is larger: losses and norms are those of float32 numbers."""
 

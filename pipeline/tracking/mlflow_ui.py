@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.run_folder import RUNS
+from anchorfl.pipeline.terminal import say
 from anchorfl.pipeline.tracking.mlflow_store import check_driver, is_postgres, open_store, reason
 from anchorfl.tasks.errors import InputError
 
@@ -30,9 +31,9 @@ def serve(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: bool = Fa
         _reach(uri)
         os.environ["MLFLOW_BACKEND_STORE_URI"] = uri  # not an argument: everybody can read those, password and all
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    print(f"MLflow at {address} (stop it with Ctrl-C; it needs some seconds to start)", flush=True)
+    say(f"MLflow at {address} (stop it with Ctrl-C; it needs some seconds to start)")
     if not _is_loopback(host):
-        print("Everyone who can reach this address can read and change the records: there is no login.", flush=True)
+        say("Everyone who can reach this address can read and change the records: there is no login.")
     os.execv(command[0], command)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anchorfl.pipeline.terminal import say as _say
+
 if TYPE_CHECKING:
     from anchorfl.pipeline.algorithm.contract import ClientTrainer as ClientTrainer
     from anchorfl.pipeline.algorithm.contract import Method as Method
@@ -78,7 +80,7 @@ def read_preset(name: str, options: Mapping[str, Any] | None = None) -> Experime
     return resolve_options(schema.with_options(presets.read_preset(name), options or {}))
 
 
-def run(experiment: Experiment, folder: str | Path = "", *, log: Callable[[str], None] = print) -> Result:
+def run(experiment: Experiment, folder: str | Path = "", *, log: Callable[[str], None] = _say) -> Result:
     """Train, and return checksum and scores; in ``folder``, or in a new one below ``runs/``.
 
     Errors: InputError on bad options or data. A run that was interrupted goes on where it stood.
@@ -89,9 +91,7 @@ def run(experiment: Experiment, folder: str | Path = "", *, log: Callable[[str],
     return lifecycle.run(experiment, Path(folder) if folder else new_folder(experiment), log)
 
 
-def resume(
-    folder: str | Path, *, log: Callable[[str], None] = print, places: Mapping[str, str] | None = None
-) -> Result:
+def resume(folder: str | Path, *, log: Callable[[str], None] = _say, places: Mapping[str, str] | None = None) -> Result:
     """Go on with an interrupted run; a finished one returns its result again.
 
     places: such as ``{"tracking.uri": ...}``, for a folder that this user's commands did not write. Errors: InputError
@@ -114,7 +114,7 @@ def sweep(
     space: Sequence[str] = (),
     folder: str | Path = "",
     *,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = _say,
     **options: Any,
 ) -> Sweep:
     """Search hyper-parameters on the validation split, and return the trials and what was chosen.

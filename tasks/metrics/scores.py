@@ -22,7 +22,7 @@ class Measure:
     value: str
     """Beginning of its names among the numbers of a comparison."""
     short: str
-    """Name at the head of a column."""
+    """Name at the head of a column and in a progress line."""
     shown: str
     """Name anywhere else."""
 
@@ -93,4 +93,4 @@ class Scores:
     @property
     def line(self) -> str:
         """The figures of a progress line, in percent."""
-        return "  ".join(f"{m.shown} {100 * self.values[m.name]:5.2f}" for m in FAMILIES[self.metrics].progress)
+        return "  ".join(f"{m.short} {100 * self.values[m.name]:5.2f}" for m in FAMILIES[self.metrics].progress)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.cli.main import EXIT_INPUT
+from anchorfl.pipeline.terminal import say, say_error
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.clusters import rules, security
 from anchorfl.tuning.clusters.nodes import Config, Fault, gpus, machine, node_path, workers
@@ -45,12 +46,12 @@ def check(options: argparse.Namespace) -> int:
         raise InputError(f"{options.file}: cannot be read ({error}); name a cluster file") from error
     config, faults = faults_of(text, demand, versions_here())
     for fault in faults:
-        print(f"{options.file}: {fault}", file=sys.stderr)
+        say_error(f"{options.file}: {fault}")
     if config is None or faults:
         return EXIT_INPUT
     for note in _notes(config, options, demand):
-        print(f"{options.file}: note: {note}", file=sys.stderr)
-    print("\n".join([f"{options.file}: no fault found", *_summary(config, demand), "", *_next(options.file)]))
+        say_error(f"{options.file}: note: {note}")
+    say("\n".join([f"{options.file}: no fault found", *_summary(config, demand), "", *_next(options.file)]))
     return 0
 
 

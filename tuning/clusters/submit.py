@@ -11,7 +11,6 @@ import asyncio
 import ipaddress
 import os
 import shlex
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 from anchorfl.pipeline.cli.main import EXIT_INTERRUPT
 from anchorfl.pipeline.cluster import auth_token
 from anchorfl.pipeline.config.redaction import redact
+from anchorfl.pipeline.terminal import say, say_error
 from anchorfl.tasks.errors import InputError
 
 DEFAULT = "http://127.0.0.1:8265"
@@ -52,9 +52,9 @@ def submit(options: argparse.Namespace) -> int:
     address = resolve_address(options.address)
     client = _connect(address)
     job = _ask(address, lambda: client.submit_job(entrypoint=command, runtime_env=environment))
-    print(f"job {job} at {address}: {redact(command)}", flush=True)
+    say(f"job {job} at {address}: {redact(command)}")
     if options.no_wait:
-        print(f"{_ray_job('logs', address, job)} --follow\n{_ray_job('stop', address, job)}")
+        say(f"{_ray_job('logs', address, job)} --follow\n{_ray_job('stop', address, job)}")
         return 0
     return _follow(client, address, job)
 
@@ -151,11 +151,9 @@ def _use_token(address: str) -> None:
         auth_token.restrict_mode()
     url = urlsplit(address)
     if url.scheme == "http" and not _on_loopback(url.hostname or ""):
-        print(
+        say_error(
             f"anchorfl: {address} is another machine, and the token goes to it unencrypted: whoever reads it on the way"
-            " can run code on the cluster; reach it through 'ray dashboard cluster.yaml' or ssh -L 8265:localhost:8265",
-            file=sys.stderr,
-            flush=True,
+            " can run code on the cluster; reach it through 'ray dashboard cluster.yaml' or ssh -L 8265:localhost:8265"
         )
 
 
@@ -194,31 +192,31 @@ def _follow(client: Any, address: str, job: str) -> int:
             time.sleep(1.0)
             details = client.get_job_info(job)
     except KeyboardInterrupt:
-        print(f"\nanchorfl: the job goes on; to stop it: {_ray_job('stop', address, job)}", file=sys.stderr)
+        say_error(f"\nanchorfl: the job goes on; to stop it: {_ray_job('stop', address, job)}")
         return EXIT_INTERRUPT
     except (RuntimeError, ClientError, RequestException, ConnectionError) as error:
         again = f"{_ray_job('logs', address, job)} --follow"
-        print(f"anchorfl: lost {address} ({_first_line(error)}); the job may go on: {again}", file=sys.stderr)
+        say_error(f"anchorfl: lost {address} ({_first_line(error)}); the job may go on: {again}")
         return 1
     return _exit_code(job, details)
 
 
 async def _show(client: Any, job: str) -> None:
     async for text in client.tail_job_logs(job):
-        print(text, end="", flush=True)
+        print(text, end="", flush=True)  # noqa: T201 - in parts of lines, and with the colors of Ray's log
 
 
 def _exit_code(job: str, details: Any) -> int:
     if details.status == "SUCCEEDED":
         return 0
     if details.status == "STOPPED":
-        print(f"anchorfl: job {job} was stopped", file=sys.stderr)
+        say_error(f"anchorfl: job {job} was stopped")
         return EXIT_INTERRUPT
     code = int(details.driver_exit_code or 1)
     why = f"exit code {code}" if details.driver_exit_code else _first_line(details.message or "no reason given")
     if code == NOT_FOUND:
         why += ": the head node does not find it; install AnchorFL there, or give --upload in a checkout"
-    print(f"anchorfl: job {job} failed ({why})", file=sys.stderr)
+    say_error(f"anchorfl: job {job} failed ({why})")
     return code
 
 

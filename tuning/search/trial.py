@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import lock_run, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
+from anchorfl.pipeline.terminal import say_error
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.backup import backup_of, set_aside
@@ -245,4 +245,4 @@ def _training(record: RoundRecord, slots: int) -> float:
 
 def _log(line: str) -> None:
     """Print to Ray's log of this process: a trial shows its progress through what it reports alone."""
-    print(line, file=sys.stderr, flush=True)
+    say_error(line)

@@ -14,12 +14,10 @@ from anchorfl.tuning.search.study import TrialState
 class SweepProgress:
     """An observer that prints trials, scores and the time left.
 
-    log: takes a line; live: rewrites the last one, None where that is no terminal.
+    log: takes a line; live: rewrites the last one on a terminal.
     """
 
-    def __init__(
-        self, count: int, at_once: int, log: Callable[[str], None], live: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, count: int, at_once: int, log: Callable[[str], None], live: Callable[[str], None]) -> None:
         self.count, self.at_once, self.log, self.live = count, at_once, log, live
         self.quiet = True  # while a ledger is replayed
         self.status: dict[int, str] = {}
@@ -39,7 +37,7 @@ class SweepProgress:
 
     def on_report(self, trial: TrialState, round_: int) -> None:
         """Rewrite the live line with a round of a trial."""
-        if self.live and not self.quiet:
+        if not self.quiet:
             running = sum(s == "running" for s in self.status.values())
             score = 100 * trial.records[round_]["score"]
             self.live(f"trial {trial.number} round {round_}: {score:.2f}  {running} running  {self._rest()}")

@@ -6,13 +6,13 @@ in short), ``final/trial-0007-seed-2/`` (the choice in full), ``report/``. MLflo
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from anchorfl.pipeline import terminal
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.experiment import Experiment, digest
@@ -39,7 +39,7 @@ from anchorfl.tuning.sweep.report import write_report
 LEDGER = "ledger.jsonl"
 
 
-def run_sweep(plan: SweepPlan, folder: Path, log: Log = print) -> Sweep:
+def run_sweep(plan: SweepPlan, folder: Path, log: Log = terminal.say) -> Sweep:
     """Run a sweep in ``folder``, or what is left of it. InputError on bad options or data.
 
     KeyboardInterrupt where Ctrl-C ended it early; everything that had finished is kept.
@@ -77,7 +77,7 @@ class _SweepRun:
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)
         count = most_trials(self.plan.options, self.plan.space, self.plan.preset_point)
-        progress = SweepProgress(count, self.at_once, self.log, rewrite_last_line if sys.stdout.isatty() else None)
+        progress = SweepProgress(count, self.at_once, self.log, terminal.say_live)
         records = self.records()
         before = wall_seconds(ledger.events)
         versions = {name: version_of(name) for name in ("anchorfl", "optuna", "ray", "torch")}
@@ -241,8 +241,3 @@ def _notes(plan: SweepPlan) -> tuple[str, ...]:
 
 def _trial_name(number: int) -> str:
     return f"trial-{number:04d}"
-
-
-def rewrite_last_line(line: str) -> None:
-    """Rewrite the terminal's last line."""
-    print(f"\r\x1b[2K{line}", end="", flush=True)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from anchorfl.pipeline.cli.resumable import resumable
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
+from anchorfl.pipeline.terminal import say, width
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.options import (
     Vary,
@@ -123,19 +125,19 @@ def _seeds(text: str) -> list[int]:
 def table(arguments: list[str]) -> int:
     """Run what a paper's table lacks and write it; return the exit code, 3 where a run failed."""
     if "--help" in arguments or "-h" in arguments:
-        print(USAGE)
+        say(USAGE)
         return 0
     args = parse_args(arguments)
     command = TableCommand(args)
     if args.show:
         table, files = command.show()
     else:
-        with lock_run(args.out.resolve()):
+        with lock_run(args.out.resolve()), resumable(*shlex.split(args.command)):
             table, files = command.run()
-    print(f"\n{page_text(table)}\n\n{total(table)}" if table.rows else "\nno finished run of this table yet")
+    say(f"\n{page_text(table, width())}\n\n{total(table)}" if table.rows else "\nno finished run of this table yet")
     for note in table.notes:
-        print(note)
-    print("page: " + ", ".join(map(str, files)))
+        say(note)
+    say("page: " + ", ".join(map(str, files)))
     return FAILED if command.failed else 0
 
 
@@ -144,7 +146,7 @@ class TableCommand:
     """A call of ``anchorfl table``."""
 
     args: TableArgs
-    log: Log = print
+    log: Log = say
     notes: list[str] = field(default_factory=list)
     """Notes for the page, a line each."""
     failed: dict[str, str] = field(default_factory=dict)
@@ -169,7 +171,7 @@ class TableCommand:
         return table, write_page(table, self.args.out)
 
     def run(self) -> tuple[Table, list[Path]]:
-        """Run what is missing and write the page. KeyboardInterrupt with the command that goes on."""
+        """Run what is missing and write the page."""
         status: Status = "FAILED"
         record = self._record()
         try:
@@ -177,9 +179,9 @@ class TableCommand:
             table, files = self.show()
             record.keep_page(table, files)
             status = "FINISHED"
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             status = "KILLED"
-            raise KeyboardInterrupt(self.args.command) from stop
+            raise
         finally:
             record.end(status)
         return table, files

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from textwrap import wrap
 from typing import Any
 
+from anchorfl.pipeline import terminal
 from anchorfl.pipeline.config.experiment import digest, to_tree
 from anchorfl.pipeline.config.federations import PresetRow
 from anchorfl.pipeline.config.presets import own_file, preset_names, read_preset, shipped, shipped_toml
@@ -23,8 +23,8 @@ WIDTH = 120
 """Columns of the overview."""
 
 
-def overview() -> str:
-    """Return every federation with its rows, those of equal rows in one line."""
+def overview(width: int | None = None) -> str:
+    """Return every federation with its rows, those of equal rows in one line. width: columns; None: ``WIDTH``."""
     lines = list[str]()
     for paper in (*shipped().papers.values(), None):
         rows: dict[str, list[str]] = {}
@@ -40,16 +40,16 @@ def overview() -> str:
         lines.append(f"{paper.title}: anchorfl table {paper.name}" if paper else "In no paper's table")
         for names, federations in groups.items():
             text = f"  {', '.join(federations)}: {', '.join(names)}"
-            lines += wrap(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+            lines.append(terminal.paragraph(text, width or WIDTH, "    "))
     total = f"{len(preset_names())} presets, each a federation and a row: anchorfl run r8-8/fedalign"
     more = "Published beside ours: anchorfl presets r8-8; options: --toml r8-8/moon; --diff r8-8/fedavg r8-8/moon"
     return "\n".join([*lines, "", total, more])
 
 
-def listing(pattern: str) -> str:
+def listing(pattern: str, width: int | None = None) -> str:
     """Return a line per metric of the presets that a pattern fits: published figure, ours, seeds, cost.
 
-    pattern: a part of the name, or a glob for the whole of it. InputError where it fits none.
+    pattern: a part of the name, or a glob for the whole of it; width: columns. InputError where it fits none.
     """
     is_glob = any(c in pattern for c in "*?[")
     names = [n for n in preset_names() if (fnmatchcase(n, pattern) if is_glob else pattern in n)]
@@ -67,7 +67,8 @@ def listing(pattern: str) -> str:
     for name in _in_order(names, list(rows)):
         row = rows[name][0] if name in rows else None
         table += _lines(shipped().presets[name], row, ours.get(name, {}), shown, notes)
-    return "\n".join([*_columns(table), *(["", *(f"{mark} {text}" for text, mark in notes.items())] if notes else [])])
+    marked = [terminal.paragraph(f"{mark} {text}", width, "    ") for text, mark in notes.items()]
+    return "\n".join([terminal.table(table, width), *(["", *marked] if marked else [])])
 
 
 def _in_order(names: Sequence[str], order: Sequence[str]) -> list[str]:
@@ -107,18 +108,13 @@ def _ranges(seeds: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _columns(table: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in table]
-
-
 def preset_toml(name: str) -> str:
     """Return a preset as one TOML file: a shipped one as its files have it, one's own with every option."""
     return shipped_toml(name) if own_file(name) is None else to_toml(read_preset(name))
 
 
-def difference(one: str, other: str) -> str:
-    """Return the options in which two presets differ, a line for each."""
+def difference(one: str, other: str, width: int | None = None) -> str:
+    """Return the options in which two presets differ, a line for each. width: columns."""
     experiments = read_preset(one), read_preset(other)
     trees = [dict(_flat(to_tree(experiment))) for experiment in experiments]
     names = dict.fromkeys([*trees[0], *trees[1]])
@@ -126,7 +122,7 @@ def difference(one: str, other: str) -> str:
     if not options:
         return f"{one} and {other} have the same options"
     values = [(option, *(value_text(tree.get(option, NONE)) for tree in trees)) for option in options]
-    lines = _columns([("option", one, other), *values])
+    lines = [terminal.table([("option", one, other), *values], width)]
     if digest(experiments[0]) == digest(experiments[1]):
         lines += ["", "no result depends on these"]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from anchorfl.pipeline import terminal
 from anchorfl.pipeline.results.mean_sd import mean_sd
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.metrics.scores import SUM
@@ -274,13 +275,11 @@ def _list(words: Sequence[object]) -> str:
     return ", ".join(map(str, words))
 
 
-def text(table: Table) -> str:
-    """Return the verdicts as text for a terminal, a block per data set."""
+def text(table: Table, width: int | None = None) -> str:
+    """Return the verdicts as text for a terminal of so many columns, a block per data set."""
     blocks = []
     for data, rows in table.data:
         lines = verdicts([e for e in table.entries if e.row in rows], table.seeds)
         shown = [[line[0], *line[2:6], line[7], line[8]] for line in lines]
-        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-        texts = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in shown]
-        blocks.append("\n".join([data, *texts]))
+        blocks.append(f"{data}\n{terminal.table(shown, width)}")
     return "\n\n".join(blocks)

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from anchorfl.pipeline.cli.main import main, run_main
+from anchorfl.pipeline.cli.main import main
 from anchorfl.tasks.images.digits import digits
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tuning.cli import main as tuning_main
@@ -189,17 +189,3 @@ def test_bad_samples_are_named(here, capsys, fails, content, message):
     (here / "samples.csv").write_text(content)
     capsys.readouterr()
     fails(["predict", "run", "samples.csv"], message)
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [("run", "the last completed round is kept, go on with 'anchorfl resume'"), ("count", "interrupted\n")],
-)
-def test_ctrl_c_promises_what_there_is(capsys, command, said):
-    def stopped(arguments):
-        raise KeyboardInterrupt
-
-    assert run_main([command], {command: stopped}) == 130
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert ("resume" in shown) == (command == "run")

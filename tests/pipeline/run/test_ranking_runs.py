@@ -98,7 +98,7 @@ def test_records_result_and_what_is_shown(ranking, tmp_path, capsys):
     last = result.scores["test"]
     shown = "  ".join(f"P@{k} {100 * last[f'p_at_{k}']:5.2f}" for k in (1, 3, 5))
     said = capsys.readouterr().out
-    assert f"round 2/2  {shown}  loss" in said
+    assert f"round 2/2  test {shown}  0:00 left  loss" in said
     unlabeled = int(records[0].metrics["validation/rows_without_label"])
     assert unlabeled > 0
     assert said.count(f"  validation: {unlabeled} of ") == said.count("rows have no known label; each counts 0") == 1
@@ -132,12 +132,13 @@ def test_compare_names_the_figures(ranking, experiment, tmp_path):
     run(experiment(task="toy-multi", federation={"rounds": 2}), tmp_path / "decide", quiet)
     folders = [tmp_path / name for name in ("rank1", "rank2", "decide")]
     result = compare(folders, tmp_path / "out")
-    head = result.text.splitlines()[0].split("  ")
-    heads = [f"{m} {end}" for end in ("last", "best", "mean5") for m in ("F1", "acc", "P@1", "P@3", "P@5", "mAP")]
-    assert [cell.strip() for cell in head if cell.strip()] == [
-        "run", "task", "method", "seed", "last round", *heads, "MB", "s/round",
-    ]  # fmt: skip
-    assert "best validation macro F1 or P@1;" in result.text
+    for text, separator, ends in ((result.text, "  ", "last best"), (result.markdown, "|", "last best mean5")):
+        head = next(line for line in text.splitlines() if "seed" in line).split(separator)
+        heads = [f"{m} {end}" for end in ends.split() for m in ("F1", "acc", "P@1", "P@3", "P@5", "mAP")]
+        assert [cell.strip() for cell in head if cell.strip()] == [
+            "run", "seed", *heads, "MB", "s/round", "rounds", "task", "method",
+        ]  # fmt: skip
+        assert "best validation macro F1 or P@1" in text
     one = load_run(tmp_path / "rank1")
     last = read_records(tmp_path / "rank1")[0][-1].metrics
     assert one.values["psp_at_5_last"] == last["test/psp_at_5"]

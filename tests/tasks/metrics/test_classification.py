@@ -120,4 +120,4 @@ def test_names_and_what_chooses():
     assert family_of("auc") is family
     assert family_of("accuracy").primary == family.primary
     line = scored(*made(1, 50, 3)[:2], made(1, 50, 3)[2]).line
-    assert [word for word in ("macro F1", "accuracy", "AUC") if word in line] == ["macro F1", "accuracy", "AUC"]
+    assert [word for word in ("F1", "acc", "AUC") if word in line] == ["F1", "acc", "AUC"]
