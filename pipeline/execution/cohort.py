@@ -109,7 +109,7 @@ class Cohort:
     def fail(self, failure: Failure, counted: bool = True) -> None:
         """Ask the client of a failed attempt again, or give it up and ask the next backup client.
 
-        counted: the attempt is one of the client's; it is not where its node was lost.
+        counted: the attempt is one of the client's; it is not where its node was lost, or its process was dead before.
         """
         client = failure.client
         self.metrics.pop(client, None)  # the server may refuse what had come

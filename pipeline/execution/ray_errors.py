@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ray
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -15,6 +16,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from anchorfl.pipeline.execution.scheduler import InFlightCall
 from anchorfl.pipeline.training.errors import FaultKind, LostError, fault_kind
 from anchorfl.tasks.errors import first_line
 
@@ -39,6 +41,17 @@ def node_died(error: RayError) -> bool:
     A fresh one may be put on the same node for as long as Ray has not noticed, so several attempts may end like this.
     """
     return isinstance(error, ActorDiedError) and "its node has died" in str(error)
+
+
+def died_before(call: InFlightCall) -> bool:
+    """Return whether the actor of a call that failed was dead before the call began, which nobody had noticed."""
+    if call.alive is None:
+        return False
+    try:
+        ray.get(call.alive)  # there, as the call after it has ended
+    except RayError:
+        return True
+    return False
 
 
 def lost(error: RayError) -> LostError:

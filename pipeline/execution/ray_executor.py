@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Cohort, Failure, RoundOutcome
 from anchorfl.pipeline.execution.executor import NEXT, OnProgress, scored_as
 from anchorfl.pipeline.execution.ray_actors import CallReply, UpdateRef
-from anchorfl.pipeline.execution.ray_errors import cause_of, is_lost, lost, node_died, ray_kind
+from anchorfl.pipeline.execution.ray_errors import cause_of, died_before, is_lost, lost, node_died, ray_kind
 from anchorfl.pipeline.execution.scheduler import (
     LOOK_EVERY,
     Dispatch,
@@ -67,7 +66,7 @@ class RayExecutor:
         if self.at_clients:  # they are about to score their models
             return self.warm_up(selected)
         self._next = self._begin(round_, selected, backup_clients)
-        self._submit(self._next.cohort.waiting, self._next.running, self.dispatch, self._next.fit)
+        self._submit(self._next.cohort, self._next.running, self.dispatch, self._next.fit)
         return None
 
     def _begin(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int]) -> PendingRound:
@@ -154,7 +153,7 @@ class RayExecutor:
         """
         try:
             while cohort.waiting or running:
-                self._submit(cohort.waiting, running, dispatch, start)
+                self._submit(cohort, running, dispatch, start)
                 if on_progress is not None:
                     busy = sum(len(call.clients) for call in running.values())
                     on_progress(busy, len(cohort.metrics), len(cohort.failed))
@@ -198,17 +197,22 @@ class RayExecutor:
                 cohort.waiting.extend(call.clients)
 
     def _submit(
-        self, waiting: deque[int], running: dict[Any, InFlightCall], dispatch: Dispatch, start: StartCall
+        self, cohort: Cohort, running: dict[Any, InFlightCall], dispatch: Dispatch, start: StartCall
     ) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
-        busy = {call.slot for call in running.values()}
-        while (next_call := dispatch.next(waiting, busy, self.actor_pool.started_slots)) is not None:
-            slot, clients = next_call
+        busy, retried = {call.slot for call in running.values()}, {failure.client for failure in cohort.retried}
+        started = self.actor_pool.started_slots
+        while (next_call := dispatch.next(cohort.waiting, busy, started, retried)) is not None:
+            slot, clients, fresh = next_call
             busy.add(slot)
+            if fresh and slot in started:
+                self.actor_pool.kill_actor(slot)
+            reused = slot in started
             actor = self.actor_pool.client(slot, self.run)
+            alive = actor.ping.remote() if reused else None
             *parts, reply = start(actor, clients)
             until = time.monotonic() + (self.federation.deadline or math.inf)
-            running[reply] = InFlightCall(clients, slot, actor, tuple(parts), until)
+            running[reply] = InFlightCall(clients, slot, actor, tuple(parts), until, alive)
 
     def _fail(self, call: InFlightCall, cohort: Cohort, error: RayError | None) -> None:
         """Retire the actor, whatever happened to it: the next attempt gets a fresh process.
@@ -230,7 +234,8 @@ class RayExecutor:
             reason += f" (or a fault of clients {', '.join(map(str, others))}, of the same call)"
             self.dispatch.isolate(call.clients)
             cohort.waiting.extend(others)
-        cohort.fail(Failure(first, reason, ray_kind(error)), counted=not others and not node_died(error))
+        counted = not others and not node_died(error) and not died_before(call)
+        cohort.fail(Failure(first, reason, ray_kind(error)), counted)
 
     def _get(self, ref: Any) -> Any:
         """Return what a call of the server gives, once the server is ready for this run.
@@ -266,9 +271,8 @@ class RayExecutor:
     def warm_up(self, clients: Sequence[int]) -> None:
         waiting, busy = self.dispatch.ordered(clients), set[int]()
         while (next_call := self.dispatch.next(waiting, busy, self.actor_pool.started_slots)) is not None:
-            slot, _ = next_call
-            busy.add(slot)
-            self.actor_pool.client(slot, self.run)
+            busy.add(next_call.slot)
+            self.actor_pool.client(next_call.slot, self.run)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.at_clients:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from anchorfl.pipeline.execution.cohort import Cohort, FitMetrics
 
@@ -19,6 +19,16 @@ CALL_SECONDS = 0.1
 """Training time, in seconds, of one call of several clients: many times the call's own cost, and little to lose."""
 CALL_BYTES = 1 << 25
 """Bytes that one call of several clients may return."""
+
+
+class NextCall(NamedTuple):
+    """The call to make now."""
+
+    slot: int
+    """Slot of the actor to call."""
+    clients: list[int]
+    fresh: bool
+    """The actor is to be started for this call, a retry: one of before may be what failed, or be dead unnoticed."""
 
 
 @dataclass
@@ -50,32 +60,34 @@ class Dispatch:
         return deque(sorted(clients, key=lambda c: (-self.rows[c], c)))
 
     def next(
-        self, waiting: deque[int], busy: Collection[int], started: Collection[int]
-    ) -> tuple[int, list[int]] | None:
-        """Return the slot of the actor to call now and its clients, which are taken from the left of ``waiting``; None
-        where all have enough to do.
+        self, waiting: deque[int], busy: Collection[int], started: Collection[int], retried: Collection[int] = ()
+    ) -> NextCall | None:
+        """Return the call to make now, for clients that are taken from the left of ``waiting``; None where all actors
+        have enough to do.
 
-        busy: slots with a call in flight; started: slots whose actors run.
+        busy: slots with a call in flight; started: slots whose actors run; retried: clients that have failed in this
+        round.
         """
         if not waiting or len(busy) >= self.concurrent:
             return None
-        slot = self._slot(waiting[0] % self.actors, busy, started)
+        fresh = waiting[0] in retried
+        slot = self._slot(waiting[0] % self.actors, busy, started, fresh)
         if slot is None:
             return None
         # no more than leave as many for every other idle actor
         most = min(self._clients_per_call(), -(-len(waiting) // (min(self.actors, self.concurrent) - len(busy))))
-        clients = [waiting.popleft()]
-        while waiting and len(clients) < most and not self._isolated & {clients[0], waiting[0]}:
+        clients, alone = [waiting.popleft()], self._isolated.union(retried)
+        while waiting and len(clients) < most and not alone & {clients[0], waiting[0]}:
             clients.append(waiting.popleft())
-        return slot, clients
+        return NextCall(slot, clients, fresh)
 
-    def _slot(self, home: int, busy: Collection[int], started: Collection[int]) -> int | None:
+    def _slot(self, home: int, busy: Collection[int], started: Collection[int], fresh: bool) -> int | None:
         """Return the client's home slot if its actor is started and idle, else another such one: a process that need
-        not be started. Else the home slot, or another one that does not run yet.
+        not be started. Else the home slot, or another one that does not run yet. For ``fresh``, these come first.
         """
         idle = sorted(set(started) - set(busy))
         down = sorted(set(range(self.actors)) - set(started) - set(busy))
-        slots = idle or down
+        slots = (down or idle) if fresh else (idle or down)
         return home if home in slots else slots[0] if slots else None
 
     def _clients_per_call(self) -> int:
@@ -101,6 +113,8 @@ class InFlightCall:
     """References of its results beside the reply, which the driver reads."""
     until: float
     """When its reply is overdue, by ``time.monotonic``."""
+    alive: Any
+    """Reference of the actor's sign of life just before the call; None where the actor was started for the call."""
 
 
 @dataclass(frozen=True, slots=True)

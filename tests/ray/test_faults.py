@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray import cloudpickle
 
 import tests.faulty
 from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.cohort import FitMetrics
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
@@ -50,7 +53,7 @@ def faulty(experiment, tmp_path):
     return make
 
 
-def serial(run_spec, absent=()):
+def serial(run_spec, absent=(), second=ALL):
     """Checksum after two rounds in one process without a fault; ``absent``: not selected in the first."""
     e = run_spec.experiment
     plain = dataclasses.replace(
@@ -60,7 +63,7 @@ def serial(run_spec, absent=()):
     )  # fmt: skip
     executor = SerialExecutor(dataclasses.replace(run_spec, experiment=plain))
     executor.round(1, [c for c in ALL if c not in absent], nobody)
-    executor.round(2, ALL, nobody)
+    executor.round(2, second, nobody)
     return messages.checksum(executor.snapshot())
 
 
@@ -109,6 +112,68 @@ def test_a_stand_in_trains_in_place_of_a_client_that_died(faulty):
         run_spec.experiment, cluster=dataclasses.replace(run_spec.experiment.cluster, executor="serial"))))  # fmt: skip
     reference.round(1, [0, 3], nobody)
     assert got == messages.checksum(reference.snapshot())
+
+
+def kill_clients(executor):
+    """Kill the processes of all client actors at one instant, as a memory cgroup does."""
+    actors = [member.actor for member in executor.actor_pool._clients.values()]
+    processes = [psutil.Process(pid) for pid in ray.get([actor.__ray_call__.remote(pid_of) for actor in actors])]
+    for process in processes:
+        process.kill()
+    psutil.wait_procs(processes, timeout=30)
+    return len(processes)
+
+
+def pid_of(_):
+    return os.getpid()
+
+
+@pytest.mark.parametrize("retries", [1, 0])
+def test_client_processes_that_died_while_idle_cost_no_client_and_no_attempt(faulty, retries):
+    """All of them, and nobody has noticed: a call to a dead one is no attempt of its client."""
+    run_spec = faulty(retries=retries)
+    executor = RayExecutor(run_spec)
+    executor.round(1, ALL, nobody)
+    assert kill_clients(executor) == 2
+    outcome = executor.round(2, [0], nobody)
+    got = messages.checksum(executor.snapshot())
+    executor.close()
+    assert (outcome.answered, outcome.failed) == ((0,), ())
+    assert got == serial(run_spec, second=[0])
+
+
+def test_all_client_processes_killed_in_a_round_at_one_instant(faulty, monkeypatch):
+    """Calls in flight are tried again, each in a process started for it: same bits."""
+    run_spec, killed, plain = faulty(), [], RayExecutor._submit
+
+    def submit(self, waiting, running, *more):
+        plain(self, waiting, running, *more)
+        if not killed and len(running) == 2 and self.memories:
+            killed.append(kill_clients(self))
+
+    monkeypatch.setattr(RayExecutor, "_submit", submit)
+    executor = RayExecutor(run_spec)
+    outcomes = [executor.round(r, ALL, nobody) for r in (1, 2)]
+    assert messages.checksum(executor.snapshot()) == serial(run_spec)
+    executor.close()
+    assert killed == [2]
+    assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
+
+
+def test_a_retry_gets_a_process_started_for_it(faulty, monkeypatch):
+    """Not an idle one of before, whatever that may have seen."""
+    run_spec, calls, plain = faulty((2,), "raise", 1), [], ActorPool.client
+
+    def client(self, slot, run):
+        calls.append((slot, slot not in self.started_slots))
+        return plain(self, slot, run)
+
+    executor = RayExecutor(run_spec)
+    executor.warm_up(ALL)
+    monkeypatch.setattr(ActorPool, "client", client)
+    executor.round(1, [2], nobody)
+    executor.close()
+    assert [fresh for _, fresh in calls] == [False, True]
 
 
 def test_below_the_quorum_the_state_stays(faulty):

@@ -17,10 +17,10 @@ def played(dispatch, waiting, started=()):
     while waiting:
         busy, now = set(), []
         while (call := dispatch.next(waiting, busy, started)) is not None:
-            assert call[0] not in busy
-            busy.add(call[0])
-            started.add(call[0])
-            now.append(call)
+            assert call.slot not in busy
+            busy.add(call.slot)
+            started.add(call.slot)
+            now.append((call.slot, call.clients))
         assert now
         assert len(now) <= dispatch.concurrent
         calls.append(now)
@@ -49,12 +49,20 @@ def test_the_largest_go_first_and_an_idle_process_is_taken_before_a_new_one():
     dispatch = Dispatch(8, 2, [5, 9, 7, 9, 1, 2, 3, 4])
     waiting = dispatch.ordered([0, 1, 2, 3])
     assert list(waiting) == [1, 3, 2, 0]
-    assert dispatch.next(waiting, (), ()) == (1, [1])  # its own actor
-    assert dispatch.next(waiting, {1}, {1}) == (3, [3])
+    assert dispatch.next(waiting, (), ()) == (1, [1], False)  # its own actor
+    assert dispatch.next(waiting, {1}, {1}) == (3, [3], False)
     assert dispatch.next(waiting, {1, 3}, {1, 3}) is None
-    assert dispatch.next(waiting, {3}, {1, 3}) == (1, [2])  # not its own, which does not run yet
-    assert dispatch.next(waiting, (), {0, 1, 3}) == (0, [0])
+    assert dispatch.next(waiting, {3}, {1, 3}) == (1, [2], False)  # not its own, which does not run yet
+    assert dispatch.next(waiting, (), {0, 1, 3}) == (0, [0], False)
     assert dispatch.next(waiting, (), {0, 1, 3}) is None
+
+
+def test_a_retry_gets_a_process_of_its_own_and_a_call_of_its_own():
+    dispatch = Dispatch(3, 3, [10] * 8)
+    dispatch.update_timings([metrics()])
+    assert dispatch.next(dispatch.ordered([1, 2, 4]), (), {0, 1}, retried={1}) == (2, [1], True)  # not the idle ones
+    assert dispatch.next(dispatch.ordered([1, 2, 4]), {2}, {0, 1, 2}, retried={1}) == (1, [1], True)  # in place of one
+    assert dispatch.next(dispatch.ordered([0, 1, 2, 4]), (), {0, 1}, retried={1}) == (0, [0], False)
 
 
 def test_short_clients_share_a_call_from_the_second_round_on():
