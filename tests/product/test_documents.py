@@ -60,6 +60,25 @@ def test_paths_exist_and_links_lead_somewhere(document):
     assert not wrong, f"{document} names what is not there: {', '.join(wrong)}"
 
 
+@pytest.mark.parametrize("document", documents())
+def test_benchmarks_and_targets_of_make_exist(document):
+    text, targets = text_of(document), re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)
+    named = {f"benchmarks/{name}.py" for name in re.findall(r"python -m benchmarks\.(\w+)", text)}
+    assert not {path for path in named if not (ROOT / path).exists() and "NAME" not in path}
+    assert {*re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)} <= {*targets}
+
+
+def test_pages_that_the_code_points_to_exist():
+    files = [path for top in FOLDERS for path in (ROOT / top).rglob("*.py") if "tests/product" not in path.as_posix()]
+    wrong = {
+        f"{path.relative_to(ROOT)}: {page}"
+        for path in files
+        for page in re.findall(r"(?<![\w/])docs/[\w/-]+\.(?:md|png|svg)", path.read_text(encoding="utf-8"))
+        if not (ROOT / page).exists()
+    }
+    assert not wrong
+
+
 def test_the_readme_is_short():
     assert len(text_of("README.md").splitlines()) <= 150
 
