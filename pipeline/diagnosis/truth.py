@@ -20,20 +20,17 @@ from anchorfl.tasks.registry import task_of
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The labels of the raw data."""
+    """The labels of the raw data, in ascending order of the raw ids."""
 
-    row_N: Ints
-    """Ids of the rows, ascending."""
     labels: Labels
-    """Positive labels of these rows."""
+    """Positive labels."""
     given: Labels | None
     """Labels that the raw data have, positive or negative; None: all."""
 
     def of(self, row_B: Ints) -> tuple[Bools, Bools]:
-        """Return labels, and whether the raw data have them, [B, C], of the rows with these ids."""
-        at_B = np.searchsorted(self.row_N, row_B)
-        y_BC = self.labels.take(at_B).matrix()
-        return y_BC, np.ones_like(y_BC) if self.given is None else self.given.take(at_B).matrix()
+        """Return labels, and whether the raw data have them, [B, C], of the rows with these ids in ``Prepared``."""
+        y_BC = self.labels.take(row_B).matrix()
+        return y_BC, np.ones_like(y_BC) if self.given is None else self.given.take(row_B).matrix()
 
 
 def read_truth(analysis: Analysis, log: Log) -> Truth:
@@ -47,7 +44,7 @@ def read_truth(analysis: Analysis, log: Log) -> Truth:
     table, task = read_rows(task, options, folder, log)
     table = table.take(np.argsort(table["row"].to_numpy(), kind="stable"))
     labels = Labels.of_lists(table["labels"], len(task.class_names))
-    return Truth(np.asarray(table["row"].to_numpy(), dtype=np.int64), labels, given_labels(table, labels.classes))
+    return Truth(labels, given_labels(table, labels.classes))
 
 
 def check_labels(data: ClientData, y_NC: Bools, client: str) -> None:

@@ -39,13 +39,16 @@ class Chunks:
     def take(self, index_B: Ints) -> Table:
         """Return the rows at these positions, in that order, as a table."""
         if (np.diff(index_B) >= 0).all():
-            return self._ascending(index_B)
+            return self._chunk_by_chunk(index_B)
         # so many rows at a time that putting them in order stays within what Arrow can concatenate
         rows = max(1, int(MAX_CHUNK_BYTES * max(1, len(self)) / max(1, sum(chunk.nbytes for chunk in self.chunks))))
+        if len(self.chunks) == 1 and len(index_B) <= rows:
+            return self._chunk_by_chunk(index_B)
         parts = [index_B[start : start + rows] for start in range(0, len(index_B), rows)]
-        return pa.concat_tables([self._ascending(np.sort(p)).take(np.argsort(np.argsort(p))) for p in parts])
+        return pa.concat_tables([self._chunk_by_chunk(np.sort(p)).take(np.argsort(np.argsort(p))) for p in parts])
 
-    def _ascending(self, index_B: Ints) -> Table:
+    def _chunk_by_chunk(self, index_B: Ints) -> Table:
+        """Return the rows at these positions, those of a chunk after those of the one before it."""
         chunk_B = np.searchsorted(self.start_Q1, index_B, side="right") - 1
         taken = [
             self.chunks[q].take(index_B[chunk_B == q] - self.start_Q1[q]) for q in np.unique(chunk_B).tolist()

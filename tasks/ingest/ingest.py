@@ -43,6 +43,7 @@ from anchorfl.tasks.ingest.raw_table import (
     read_rows,
     restrict_validation_labels,
 )
+from anchorfl.tasks.ingest.row_numbers import renumber_plan, row_numbers
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.one_class import wrong_number
 from anchorfl.tasks.partition.partition import make_plan
@@ -128,8 +129,14 @@ def _build(
     job = Encoding(task, spec, (*(client.classes for client in plan.clients), every, every))
     log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
     payload = table.select([*kept_columns(table), task.payload])
+    id_N, place_N = np.unique(row_N, return_inverse=True)
+    by_place_N = row_numbers(raw, len(row_N))
+    number_N = by_place_N[place_N]
+    plan = renumber_plan(plan, lambda row_B: by_place_N[np.searchsorted(id_N, row_B)])
     local = engine == "local"
-    encoded_files = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
+    encoded_files = (
+        _run_local(job, payload, number_N, owned) if local else _run_ray(job, payload, row_N, number_N, owned, labels)
+    )
     content, files = dict[str, str](), dict[str, str]()
     last_logged = time.monotonic()
     for owner, data, content_digest in encoded_files:
@@ -140,7 +147,7 @@ def _build(
             log(f"{task.name}: {len(files)} of {len(job.classes)} files written")
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
     manifest = _make_manifest(job, options, plan, owned, labels)
-    manifest = replace(manifest, raw_digest=raw, data_digest=data_digest(content), files=files)
+    manifest = replace(manifest, raw_digest=raw, raw_rows=len(row_N), data_digest=data_digest(content), files=files)
     histogram = ClassHistogram.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
     write_manifest(building, manifest, plan, histogram)
 
@@ -161,14 +168,19 @@ def _make_plan(
     return plan, assign_owners(plan, row_N, test_N)
 
 
-def _run_local(job: Encoding, table: Table, owned: Owners) -> Iterator[_File]:
-    """Encode in this process, owner by owner, so that no more than one owner's rows are held twice."""
+def _run_local(job: Encoding, table: Table, number_N: Ints, owned: Owners) -> Iterator[_File]:
+    """Encode in this process, owner by owner, so that no more than one owner's rows are held twice.
+
+    number_N: the numbers under which the rows are stored.
+    """
     chunks = Chunks.of(table)
     for owner, rows in enumerate(owned.parts()):
-        yield owner, *job.file(job.encode(chunks.take(rows)), owner)
+        yield owner, *job.file(_numbered(job.encode(chunks.take(rows)), number_N[rows]), owner)
 
 
-def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
+def _run_ray(
+    job: Encoding, table: Table, row_N: Ints, number_N: Ints, owned: Owners, labels: Labels
+) -> Iterator[_File]:
     """Encode with Ray Data; the files one by one. Raises RuntimeError where rows or labels got lost on the way."""
     import ray  # only this engine needs it
 
@@ -183,7 +195,7 @@ def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: La
             raise RuntimeError(
                 f"Ray Data counts {count_C.tolist()} positives per class, the driver {labels.counts().tolist()}"
             )
-        lookup = ray.put((row_N, np.argsort(row_N), owned))
+        lookup = ray.put((row_N, np.argsort(row_N), number_N, owned))
         with_owners = encoded.map_batches(_add_owners, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
         grouped = with_owners.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
         rows = dict[int, int]()
@@ -199,20 +211,26 @@ def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: La
         yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
 
 
+def _numbered(table: Table, number_B: Ints) -> Table:
+    """Return encoded rows with these numbers in place of their ids."""
+    return table.set_column(table.column_names.index("row"), "row", pa.array(number_B))
+
+
 def _positive_classes(table: Table) -> Table:
     """Return one row per positive label."""
     return pa.table({"class": list_parts(table["labels"])[0].astype(np.int64)})
 
 
 def _add_owners(table: Table, lookup: Any) -> Table:
-    """Return one row for every owner of every row, with the column ``owner``."""
+    """Return one row for every owner of every row, with the column ``owner``, and with numbers in place of ids."""
     import ray  # runs in a worker of the ray engine
 
-    row_N, order_N, owned = ray.get(lookup)
+    row_N, order_N, number_N, owned = ray.get(lookup)
     index_B = order_N[np.searchsorted(row_N, table["row"].to_numpy(), sorter=order_N)]
     entry, offset_B1 = ragged_take(owned.offset_N1, index_B)
     index = np.repeat(np.arange(len(index_B)), np.diff(offset_B1))
-    return table.take(index).append_column("owner", pa.array(owned.owner_E[entry]))
+    table = _numbered(table, number_N[index_B]).take(index)
+    return table.append_column("owner", pa.array(owned.owner_E[entry]))
 
 
 def _group_file(table: Table, job: Encoding) -> Table:
@@ -224,7 +242,7 @@ def _group_file(table: Table, job: Encoding) -> Table:
 
 
 def _make_manifest(job: Encoding, options: TaskOptions, plan: PartitionPlan, owned: Owners, labels: Labels) -> Manifest:
-    """Return the manifest, its digests of raw files and data still empty."""
+    """Return the manifest, what it says of raw files and data still empty."""
     count_MC = (labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)])
     identified = [set(client.classes) for client in plan.clients]
     return Manifest(
@@ -235,6 +253,7 @@ def _make_manifest(job: Encoding, options: TaskOptions, plan: PartitionPlan, own
         options=replace(options, root="", cache=""),
         seed=plan.seed,
         raw_digest="",
+        raw_rows=0,
         partition_digest=plan_digest(plan),
         data_digest="",
         examples=tuple(owned.sizes()[: len(plan.clients)].tolist()),

@@ -43,8 +43,10 @@ class Manifest:
     seed: int
     raw_digest: str
     """sha256 over the raw files."""
+    raw_rows: int
+    """Rows of the raw data, N; they are stored under numbers below it (tasks/ingest/row_numbers.py)."""
     partition_digest: str
-    """sha256 over the partition (``plan_digest``)."""
+    """sha256 over the partition as it is stored (``plan_digest``)."""
     data_digest: str
     """sha256 over the content of every Parquet file."""
     examples: tuple[int, ...]

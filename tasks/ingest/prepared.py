@@ -2,11 +2,13 @@
 
 Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet class_counts.parquet partition.json
 manifest.json``. Columns of ``class_counts.parquet``: ``client``, ``class``, ``rows``, int64
-(tasks/ingest/class_histogram.py); of the other Parquet files: ``row`` int64, ``x`` list<int32> (tokens), list<uint8>
-(images with levels) or list<float32> (flattened; sparse: number of a feature, value, ...), ``labels`` list<int32> (the
-positives that are disclosed), ``known`` list<int32> (the classes whose label is given; null: all that the client
-identifies, or single-label all). The folder may lie on object storage (tasks/files/object_store.py): each file then
-comes to this machine when it is first asked for.
+(tasks/ingest/class_histogram.py); of the other Parquet files: ``row`` int64 (tasks/ingest/row_numbers.py), ascending,
+``x`` list<int32> (tokens), list<uint8> (images with levels) or list<float32> (flattened; sparse: number of a feature,
+value, ...), ``labels`` list<int32> (the positives that are disclosed), ``known`` list<int32> (the classes whose label
+is given; null: all that the client identifies, or single-label all).
+
+The folder may lie on object storage (tasks/files/object_store.py): each file then comes to this machine when it is
+first asked for.
 
 The manifest holds the digest of every file and of itself. Files are read into memory, held against their digests, and
 parsed from there, so that what is used is what was checked.
@@ -29,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anchorfl.tasks.arrays.arrow import Ints, Table, table_digest
+from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.sparse_rows import SparseRows
 from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Objective
@@ -37,6 +40,7 @@ from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest.cards import Cards
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.manifest import FORMAT, HINT, MANIFEST, Manifest, manifest_bytes, read_manifest
+from anchorfl.tasks.ingest.row_numbers import renumber_plan, row_places
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import PartitionPlan, plan_from_json, plan_to_json
 
@@ -120,7 +124,7 @@ class Prepared:
         return data
 
     def client(self, client: int, objective: Objective) -> ClientData:
-        """Return all rows of a client, with the labels that it may see.
+        """Return all rows of a client, with the labels that it may see, in ascending order of their raw ids.
 
         This and all that follows raise as ``content`` does.
         """
@@ -133,7 +137,7 @@ class Prepared:
         return self._read(self._file_of(client), self._sparse)
 
     def client_columns(self, client: int, columns: Sequence[str]) -> Table:
-        """Return some columns of the same as they are stored."""
+        """Return some columns of the same, ``row`` among them: places in ascending order of the raw ids."""
         return self._read(self._file_of(client), lambda table: table, columns)
 
     def split(self, name: Split, objective: Objective) -> ClientData:
@@ -147,7 +151,7 @@ class Prepared:
     def class_histogram(self) -> ClassHistogram:
         """Return the number of rows per client and class."""
         clients, classes = len(self.manifest.examples), len(self.manifest.class_names)
-        return self._read(CLASS_COUNTS, lambda table: ClassHistogram.from_table(table, clients, classes))
+        return self._parse(CLASS_COUNTS, lambda table: ClassHistogram.from_table(table, clients, classes))
 
     def size(self, name: Split) -> int:
         """Return the number of rows of a split of the server."""
@@ -159,8 +163,19 @@ class Prepared:
         return Cards(len(m.class_names), m.examples, m.counts, m.classes)
 
     def plan(self) -> PartitionPlan:
-        """Return the partition."""
-        return plan_from_json(self.content(PARTITION).decode())
+        """Return the partition; its ids of rows are places in ascending order of the raw ids."""
+        return renumber_plan(plan_from_json(self.content(PARTITION).decode()), lambda row_B: self._place_N[row_B])
+
+    @property
+    def _place_N(self) -> Ints:
+        return row_places(self.manifest.raw_digest, self.manifest.raw_rows)
+
+    def _in_raw_order(self, table: Table) -> Table:
+        """Return the rows of a file in ascending order of their raw ids, with their places in it as ids."""
+        place_B = self._place_N[table["row"].to_numpy()]
+        order_B = np.argsort(place_B)
+        table = Chunks.of(table).take(order_B)
+        return table.set_column(table.column_names.index("row"), "row", pa.array(place_B[order_B]))
 
     def _dense(self, objective: Objective, known: Sequence[int] | None = None) -> Callable[[Any], ClientData]:
         """Return the conversion of a table to tensors.
@@ -179,13 +194,17 @@ class Prepared:
         return SparseRows.of(table, self.manifest.spec, len(self.manifest.class_names))
 
     def _read(self, name: str, convert: Callable[[Any], ReadT], columns: Sequence[str] | None = None) -> ReadT:
-        """Return what ``convert`` makes of a Parquet file, or of some of its columns."""
+        """Return what ``convert`` makes of the rows of a file, or of some of their columns."""
+        return self._parse(name, lambda table: convert(self._in_raw_order(table)), columns)
+
+    def _parse(self, name: str, convert: Callable[[Any], ReadT], columns: Sequence[str] | None = None) -> ReadT:
+        """Return what ``convert`` makes of a Parquet file."""
         source = pa.BufferReader(self.content(name))
         try:
             return convert(pq.read_table(source, columns=columns, use_threads=False))  # as its client has one CPU
         except MemoryError:  # Arrow's is an ArrowException, too
             raise
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        except (pa.ArrowException, OSError, ValueError, LookupError) as error:
             raise PreparedDataError(f"{self.folder}/{name} is damaged ({error}); {HINT}") from error
 
 

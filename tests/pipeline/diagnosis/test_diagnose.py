@@ -154,12 +154,11 @@ def test_class_rows_stand_beside_the_correlation_of_the_labels(run_of, experimen
     assert list(phi) == list(cosine)
     task = find_task("toy-multi")
     raw = task.read(None, TaskOptions())
-    plan = json.loads((folder / "partition.json").read_text())
-    held = sorted({row for client in plan["clients"] for row in client["rows"]})
-    at = {row: i for i, row in enumerate(raw["row"].to_pylist())}
+    plan = open_analysis(folder, quiet).prepared.plan()
+    held = sorted({row for client in plan.clients for row in client.rows.tolist()})
     y_NC = np.zeros((len(held), 5))
     for i, row in enumerate(held):
-        y_NC[i, raw["labels"][at[row]].as_py()] = 1
+        y_NC[i, raw["labels"][row].as_py()] = 1
     want = np.corrcoef(y_NC.T)
     for a, one in enumerate(task.class_names):
         for b, other in enumerate(task.class_names):

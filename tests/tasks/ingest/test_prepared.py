@@ -17,8 +17,9 @@ from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.errors import PreparedDataError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import SERVER_SPLITS, Prepared
+from anchorfl.tasks.ingest.row_numbers import row_places
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.plan import plan_digest
+from anchorfl.tasks.partition.plan import plan_digest, plan_from_json
 from anchorfl.tasks.registry import find_task
 
 TASKS = ("toy-single", "toy-multi")
@@ -54,7 +55,11 @@ def test_a_clients_file_never_holds_a_label_that_it_does_not_identify(made):
         assert table.column_names == ["row", "x", "labels", "known"]
         assert table.schema.metadata is None
         assert set(table["labels"].combine_chunks().flatten().to_pylist()) <= set(client.classes)
-        assert np.array_equal(table["row"].to_numpy(), client.rows)
+        number_B = table["row"].to_numpy()
+        assert (np.diff(number_B) > 0).all()
+        place_N = row_places(prepared.manifest.raw_digest, raw.num_rows)
+        assert np.array_equal(np.sort(place_N[number_B]), client.rows)
+        assert np.array_equal(prepared.client_columns(number, ["row"])["row"].to_numpy(), client.rows)
         data = prepared.client(number, objective)
         aware = np.isin(np.arange(len(task.class_names)), client.classes)
         own = (y_NC[client.rows] & aware).any(1, keepdims=True)
@@ -106,7 +111,7 @@ def test_loading_gives_the_same_manifest_and_data_stay_writable(made):
     task, _, prepared = made
     again = Prepared.load(prepared.folder)
     assert again == prepared
-    assert plan_digest(again.plan()) == again.manifest.partition_digest
+    assert plan_digest(plan_from_json(again.content("partition.json").decode())) == again.manifest.partition_digest
     data = again.client(0, Objective(task.kind))
     data.x.add_(1)  # a warning, and so an error, where the tensor is a view of read-only memory
     data.y_NC.add_(1)

@@ -1,0 +1,48 @@
+"""Numbers under which rows are stored, in place of their ids in the raw data. These often ascend with the class: an
+id, or the order of a file, would tell a label that is withheld.
+
+The numbers are a permutation that the digest of the raw files decides. Whoever has a client's file alone learns nothing
+from them; whoever has that digest, too, can undo it, as reading does: whatever comes out of ``Prepared`` has rows in
+ascending order of their raw ids, and their places in that order as ids.
+
+Shape suffixes: N all rows of the raw data, B some of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.partition.plan import PartitionPlan
+
+
+@lru_cache(maxsize=2)
+def row_numbers(raw_digest: str, rows: int) -> Ints:
+    """Return the number of every row, in ascending order of the raw ids, int64 [N]."""
+    seed = hashlib.sha256(repr(("row numbers", raw_digest)).encode()).digest()
+    number_N = np.random.default_rng(int.from_bytes(seed, "big")).permutation(rows)
+    number_N.flags.writeable = False
+    return number_N
+
+
+@lru_cache(maxsize=2)
+def row_places(raw_digest: str, rows: int) -> Ints:
+    """Return the place of every number's row in ascending order of the raw ids, int64 [N]: undoes ``row_numbers``."""
+    place_N = np.empty(rows, dtype=np.int64)
+    place_N[row_numbers(raw_digest, rows)] = np.arange(rows)
+    place_N.flags.writeable = False
+    return place_N
+
+
+def renumber_plan(plan: PartitionPlan, new_ids: Callable[[Ints], Ints]) -> PartitionPlan:
+    """Return a plan with other ids, ascending again. new_ids: the new id of each of some rows, int64 [B] -> [B]."""
+    clients = tuple(replace(client, rows=np.sort(new_ids(client.rows))) for client in plan.clients)
+    validation = new_ids(plan.validation)
+    order_V = np.argsort(validation)
+    known_to = plan.validation_client[order_V] if len(plan.validation_client) else plan.validation_client
+    return replace(plan, clients=clients, validation=validation[order_V], validation_client=known_to)
