@@ -59,6 +59,10 @@ def harmed(weights, kind):
             time.sleep(3600)
         case "nan" | "inf":
             return {k: torch.full_like(v, float(kind)) for k, v in weights.items()}
+        case "huge":
+            return {k: torch.full_like(v, 3e38) for k, v in weights.items()}
+        case "scaled":
+            return {k: 1e6 * v for k, v in weights.items()}
         case "shape":
             return weights | {name: torch.zeros(2, 3)}
         case "dtype":
@@ -77,6 +81,8 @@ KINDS = {
     "memory": ("memory", "MemoryError: cannot allocate 1 TiB"),
     "nan": ("rejected", "non-finite values"),
     "inf": ("rejected", "non-finite values"),
+    "huge": ("rejected", "its weights have the norm"),
+    "scaled": ("rejected", "its weights have the norm"),
     "shape": ("rejected", "expected torch.float32"),
     "dtype": ("rejected", "torch.float64"),
     "missing": ("rejected", "is missing"),

@@ -13,6 +13,7 @@ Shape suffixes: N answers of a round, P coordinates that are sorted at once, C c
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -113,6 +114,29 @@ def _squared_distances(values: Sequence[Mapping[str, Tensor]]) -> Tensor:
             for name in names:
                 square_NN[i, j] += (one[name].double() - values[j][name].double()).square().sum()
     return square_NN + square_NN.T
+
+
+LARGEST_RATIO = 1e4
+"""No client's weights grow so much in a round that trains anything."""
+
+
+def norm_of(weights: Mapping[str, Tensor]) -> float:
+    """Return the L2 norm of all float tensors at once, in float64. BatchNorm's statistics are float tensors and count.
+
+    It cannot overflow: float32's largest value has a square of 1e77.
+    """
+    floats = [value for value in weights.values() if value.is_floating_point()]
+    return math.hypot(*(float(torch.linalg.vector_norm(value, dtype=torch.float64)) for value in floats))
+
+
+def out_of_scale(norms: Sequence[float], sent: float) -> list[bool]:
+    """Return for each client's norm whether it is above ``LARGEST_RATIO`` times what could explain it.
+
+    That is the norm of the weights that it was sent, the median norm of the other clients, or 1, whichever is largest.
+    """
+    others = [[*norms[:i], *norms[i + 1 :]] for i in range(len(norms))]
+    scales = [max(1.0, sent, statistics.median(rest or [0.0])) for rest in others]
+    return [norm > LARGEST_RATIO * scale for norm, scale in zip(norms, scales, strict=True)]
 
 
 def clip_step(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: float) -> tuple[dict[str, Tensor], bool]:

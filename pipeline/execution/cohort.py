@@ -25,6 +25,11 @@ class Failure:
     kind: FaultKind = "exception"
 
 
+STEP_BACK = (
+    "where a resumed run ends like this again, an earlier round broke the model: delete checkpoint/checkpoint.json, and"
+    " it goes on from the checkpoint before"
+)
+"""Said where no client can train from what the server sends."""
 WITHOUT_GPU = "system/without_gpu"
 """Metric: processes that have a share of a GPU by Ray and whose torch sees none; it is there where there are any."""
 
@@ -137,6 +142,8 @@ class Cohort:
         answered, selected = len(self.metrics), len(self.selected)
         if answered < quorum_size(self.quorum, selected):
             reasons = "; ".join(f"client {f.client}: {f.reason}" for f in self.failed)
+            if not answered and all(f.kind == "rejected" for f in self.failed):
+                reasons += f"; {STEP_BACK}"
             raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {self.quorum:g}: {reasons}")
 
     def outcome(

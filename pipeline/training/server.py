@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.aggregation import norm_of, out_of_scale
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.algorithm.update_filters import filters_of
@@ -66,7 +67,7 @@ class Server:
     def aggregate(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
         """Merge the updates of ``clients``, both in ascending order of client. Returns by the name of the metric the
         seconds that it took, how many were clipped, and how many Krum left out, where the options say to. RejectedError
-        where some cannot be merged; then none is.
+        where some cannot be merged, or would leave weights that nobody can train from; then none is.
         """
         began = time.perf_counter()
         if list(clients) != sorted(set(clients)) or len(clients) != len(updates):
@@ -80,13 +81,23 @@ class Server:
         }
         if rejected := {client: fault for client, fault in faults.items() if fault}:
             raise RejectedError(rejected)
+        norms, sent_norm = [norm_of(u.weights) for u in updates], norm_of(sent.weights)
+        large = out_of_scale(norms, sent_norm)
+        if any(large):
+            reason = "its weights have the norm {:.3g}, and those that it was sent {:.3g}"
+            named = {c: reason.format(n, sent_norm) for c, n, bad in zip(clients, norms, large, strict=True) if bad}
+            raise RejectedError(named)
         results: Sequence[ClientResult[Any]]
         results = [ClientResult(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
         counts: dict[str, float] = {}
         for step in self.filters:
             results, metrics = step.apply(results, sent.weights)
             counts |= metrics
-        self.state = self.method.aggregate(self.state, results, self._context(round_))
+        merged = self.method.aggregate(self.state, results, self._context(round_))
+        if fault := messages.not_finite(merged.weights):
+            largest = clients[norms.index(max(norms))]
+            raise RejectedError({largest: f"merged with its update, the largest, {fault}"})
+        self.state = merged
         return counts | {"time/aggregate": time.perf_counter() - began}
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:

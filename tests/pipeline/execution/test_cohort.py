@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.aggregation import norm_of, out_of_scale
 from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
@@ -136,6 +137,38 @@ def test_a_refusal_merges_nothing(experiment):
     bad = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})
     with pytest.raises(RejectedError, match=r"client 2: tensor .* holds \d+ non-finite values") as refusal:
         server.aggregate(1, [0, 2], [sent, bad])
+    assert list(refusal.value.reasons) == [2]
+    assert messages.checksum(server.snapshot()) == before
+
+
+def test_one_finite_update_does_not_break_the_model(experiment, tmp_path):
+    """It is named in the round in which it comes, and those who trained well are not."""
+    for kind in ("huge", "scaled"):
+        (tmp_path / kind).mkdir()
+        outcomes, _ = rounds(experiment_with(experiment, tmp_path / kind, (1,), kind, 9))
+        assert [(f.client, f.kind) for f in outcomes[0].failed] == [(1, "rejected")]
+        assert not outcomes[1].failed
+
+
+def test_what_explains_large_weights_is_not_refused():
+    """A growth that all share, weights that were large when they were sent, and a start from zero."""
+    assert out_of_scale([2e4, 3e4, 2.5e4], 1.0) == [False] * 3
+    assert out_of_scale([5e6], 1e4) == [False]
+    assert out_of_scale([9e3], 0.0) == [False]
+    assert out_of_scale([2e4], 0.0) == [True]
+    assert out_of_scale([1.0, 2e4], 1.0) == [False, True]
+    assert out_of_scale([1.0, 2e4, 3e30, 1.0, 1.0], 1.0) == [False, True, True, False, False]
+    assert norm_of({"a": torch.tensor([3e38, 3e38]), "n": torch.tensor([7])}) == pytest.approx(2**0.5 * 3e38)
+
+
+def test_weights_that_overflow_in_the_merge_are_not_kept(experiment, monkeypatch):
+    server = SerialExecutor(make_run_spec(experiment("fedavg"), quiet)).server
+    before, sent = messages.checksum(server.snapshot()), server.broadcast(1)
+    larger = dataclasses.replace(sent, weights={k: 2 * v for k, v in sent.weights.items()})
+    broken = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})
+    monkeypatch.setattr(type(server.method), "aggregate", lambda self, state, results, ctx: broken)
+    with pytest.raises(RejectedError) as refusal:
+        server.aggregate(1, [0, 2], [sent, larger])
     assert list(refusal.value.reasons) == [2]
     assert messages.checksum(server.snapshot()) == before
 

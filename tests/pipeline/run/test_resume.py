@@ -88,6 +88,17 @@ def test_a_checkpoint_of_another_method_is_refused(experiment, tmp_path):
         resume(folder, quiet)
 
 
+def test_a_run_goes_back_by_a_checkpoint(experiment, tmp_path):
+    """As the message says where no client can train from the last round's model."""
+    e = experiment("fedalign", federation={"rounds": 4})
+    whole = run(e, tmp_path / "whole", quiet)
+    with interrupted_before(4):
+        run(e, tmp_path / "run", quiet)
+    (tmp_path / "run" / "checkpoint" / "checkpoint.json").unlink()
+    assert resume(tmp_path / "run", quiet).checksum == whole.checksum
+    assert recorded(tmp_path / "run") == recorded(tmp_path / "whole")
+
+
 def test_a_checkpoint_of_another_seed_is_refused(experiment, tmp_path):
     """Its tensors fit, and nothing else would say that they are of another run."""
     for seed in (1, 2):
