@@ -50,6 +50,8 @@ class Columns:
     """Columns of the labels."""
     values: tuple[str, ...] = ()
     """The word in the table for each class: the name of its column, or a value."""
+    separator: str = ""
+    """What stands between the classes in a cell of one text column of labels; empty: a cell is one class."""
 
 
 @dataclass(frozen=True, slots=True)

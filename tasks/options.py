@@ -59,6 +59,10 @@ class TaskOptions:
     label_columns: str = ""
     """Label columns of ``file``, names with commas or patterns (``label_*``): of 0 and 1, a class each; or one of
     class names or numbers (single-label), or of lists of them. An empty cell is a label that is not known."""
+    label_separator: str = ""
+    """What stands between the classes in a cell of one text column of labels (``;``: ``cat; dog`` is two);
+    ``none``: a cell is one class, whatever stands in it; empty: the same, but cells that look like lists are refused.
+    """
     input_columns: str = ""
     """Input columns of ``file``: numbers, or one of texts, of lists of numbers (lists of those: series) or of paths of
     images; empty: all columns of numbers that are nothing else."""
@@ -66,5 +70,7 @@ class TaskOptions:
     """Column of ``file`` that says whose row it is: partition ``subjects``, one client for every value."""
     split_column: str = ""
     """Column of ``file`` with train, validation and test; empty: a stratified fifth is drawn, whatever the seed."""
+    ignore_columns: str = ""
+    """Columns of ``file`` that are nothing of all this: left out, and not asked about. Names and patterns."""
     class_names: str = ""
     """Class names of ``file``: a file with one a line in their order, or ``id<TAB>name``, where the table holds ids."""

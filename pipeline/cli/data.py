@@ -162,15 +162,19 @@ def check(arguments: list[str]) -> int:
     parser.add_argument("file", metavar="FILE", help=".parquet, .csv or .csv.gz")
     helps = {
         "label_columns": "columns of 0 and 1 (names, patterns, with commas), or a column of classes or of lists",
+        "label_separator": "what stands between the classes in a cell of one text column of labels; none: nothing",
         "input_columns": "columns of numbers, or one column of texts, lists or paths of images; default: guess",
         "client_column": "column that says whose row it is",
         "split_column": "column of train, validation and test; default: a fifth is drawn as test",
+        "ignore_columns": "columns to leave out",
         "class_names": "file with a class name a line, or id<TAB>name",
         "root": "folder below which FILE lies",
     }
     for name, text in helps.items():
-        parser.add_argument(f"--{name}", default="", help=text)
-    parser.add_argument("--on_bad_row", choices=("error", "skip"), default="error")
+        parser.add_argument(f"--{name}", f"--task.{name}", dest=name, metavar=name.upper(), default="", help=text)
+    parser.add_argument(
+        "--on_bad_row", "--task.on_bad_row", dest="on_bad_row", choices=("error", "skip"), default="error"
+    )
     values = vars(parser.parse_args(arguments))
     options = TaskOptions(file=values.pop("file"), **values)
     report = inspect_table(options)

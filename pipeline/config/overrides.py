@@ -25,7 +25,14 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
             name = argument[2:].partition("=")[0].replace("-", "_")
             if name not in known:
                 raise InputError(f"no option --{name}{nearest(name, known)}; 'anchorfl run PRESET --help' lists all")
-    return call_tyro(lambda: _parse(experiment, arguments, command))
+    changed = call_tyro(lambda: _parse(experiment, arguments, command))
+    typed = {argument.partition("=")[0].replace("-", "_") for argument in arguments}
+    if changed.task.client_column and changed.task.partition != "subjects" and "__task.partition" in typed:
+        raise InputError(
+            f"--task.partition {changed.task.partition} beside --task.client_column {changed.task.client_column}: the"
+            " column says whose row it is, so that nothing is left to partition; leave one of them out"
+        )
+    return changed
 
 
 def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Experiment:

@@ -16,16 +16,17 @@ MOST = 0.9
 """Share of the cells from which on the others are taken for slips."""
 IMAGE = r"(?i)\.(png|jpe?g|bmp|gif|tiff?|webp|ppm|pgm)$"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-COMMA = r"^[+-]?\d*,\d+$"
+COMMA = r"^[+-]?(\d*,\d+|\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?)$"
 LIST = r"^\[[-\s\d.,+eEnaN\[\]]*\]$"
 KINDS = (
     (NUMBER, "a number", "leave it empty where nothing is known, or correct it (texts that look so: give Parquet)"),
     (IMAGE, "the path of an image", "correct it or remove the row"),
 )
 WRITTEN = (
-    (COMMA, "a number with a comma", "write decimal points"),
-    (LIST, "no list as JSON writes it", "separate its numbers by commas: [0.5, 3]"),
+    (COMMA, NUMBER, "a number with a comma", "write decimal points, and nothing between thousands"),
+    (LIST, LIST, "no list as JSON writes it", "separate its numbers by commas: [0.5, 3]"),
 )
+"""Pattern of cells that are written otherwise, pattern of those that may stand among them, what they are, the hint."""
 
 
 def odd_cell(file: TableFile, name: str) -> str:
@@ -33,10 +34,10 @@ def odd_cell(file: TableFile, name: str) -> str:
     if not isinstance(file.content, pa.Table) or file.form(name) != "text":
         return ""
     text = pc.utf8_trim_whitespace(file.read([name])[name])
-    for pattern, what, hint in WRITTEN:
-        alike = _alike(text, pattern)
-        if _share(alike) >= MOST:
-            return f"{_cell(file, name, text, alike)}, {what}; {hint}"
+    for written, plain, what, hint in WRITTEN:
+        odd = _alike(text, written)
+        if pc.any(odd).as_py() and _share(pc.or_(odd, _alike(text, plain))) >= MOST:
+            return f"{_cell(file, name, text, odd)}, {what}; {hint}"
     for pattern, what, hint in KINDS:
         alike = _alike(text, pattern)
         if MOST <= _share(alike) < 1:

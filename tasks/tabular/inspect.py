@@ -20,9 +20,12 @@ from anchorfl.tasks.files.bad_rows import BadRows, skipped
 from anchorfl.tasks.files.split_leaks import leaked_rows
 from anchorfl.tasks.ingest.raw_table import SPLITS, given_labels, validate_table
 from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.tabular.cell_types import odd_cell
+from anchorfl.tasks.tabular.questions import questions
 from anchorfl.tasks.tabular.reading import TableFile, listed, open_file
-from anchorfl.tasks.tabular.schema import IDS, Schema, option_path, schema_of
+from anchorfl.tasks.tabular.schema import IDS, OWN_OPTIONS, Schema, option_path, schema_of
 from anchorfl.tasks.tabular.table import task_of_schema
+from anchorfl.tasks.tabular.targets import signed
 
 FEW = 5
 """A class with fewer positive training rows is named."""
@@ -94,6 +97,7 @@ def inspect_table(options: TaskOptions) -> Inspection:
     if schema.client:
         _clients(rows, schema, inspection)
     _inputs(rows, task, schema, inspection)
+    inspection.stops += questions(file, schema, options)
     return inspection
 
 
@@ -103,7 +107,7 @@ def next_command(options: TaskOptions, inspection: Inspection, selected: int) ->
     prefix = "--task." if options.label_columns else "--"
     if not options.label_columns:
         words += ["--label_columns", "COLUMNS"]
-    for name in ("file", "label_columns", "input_columns", "client_column", "split_column", "class_names", "root"):
+    for name in (*OWN_OPTIONS, "root"):
         if (value := getattr(options, name)) and (options.label_columns or name != "file"):
             words += [f"{prefix}{name}", value]
     if options.label_columns and inspection.bad_rows:
@@ -135,16 +139,21 @@ def _may_be(file: TableFile, name: str, column: Column) -> str:
         values = pc.unique(column.drop_null()).to_pylist()
         return "a label or an input" if set(values) <= {0, 1} else "an input"
     if form == "text":
+        if odd := odd_cell(file, name):
+            return odd
         few = len(pc.unique(column)) <= max(2, len(column) // 10)
         return "labels, a client or a split" if few else "an input (text or paths)"
     return "an input"
 
 
 def _roles(file: TableFile, schema: Schema) -> list[str]:
+    minus = schema.style == "columns" and signed(file.read(schema.labels), schema.labels)
+    numbers = "-1 (read as 0) and 1" if minus else "0 and 1"
+    taken_apart = f", taken apart at {schema.separator!r}" if schema.separator else ""
     what = {
-        "columns": f"{len(schema.labels)} columns of 0 and 1, multi-label",
+        "columns": f"{len(schema.labels)} columns of {numbers}, multi-label",
         "value": "one column of classes, single-label",
-        "lists": "one column of lists of classes, multi-label",
+        "lists": f"one column of lists of classes{taken_apart}, multi-label",
     }[schema.style]
     form = {
         "numbers": f"numbers, standardized, {len(schema.inputs)} column{'s' * (len(schema.inputs) > 1)}",

@@ -1,16 +1,17 @@
 """A user's file: a Parquet or CSV table, the types of its columns, and the faults of its rows.
 
 Rows are numbered from 1 in messages, the header of a CSV file not counted. A CSV cell that reads ``[1, 2]`` is a list,
-written as JSON. An empty cell is a missing value.
+written as JSON, or texts as Python writes them (``['a', 'b']``). An empty cell is a missing value.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,10 @@ BATCH_ROWS = 1 << 16
 FEWER = "get it again, or give labels as one column of lists of classes, and numbers as int8 or float32"
 BLOCK_BYTES = 1 << 26
 """A CSV row may be this long."""
+PYTHON_TEXT = r"""'[^'\\]*'|"[^"\\]*\""""
+"""A text as Python writes it, without escapes."""
+PYTHON_TEXTS = rf"\[\s*(({PYTHON_TEXT})(\s*,\s*({PYTHON_TEXT}))*)?\s*\]"
+"""A list of texts as Python writes it. Without commas (as NumPy writes an array) it is none."""
 
 
 @dataclass(frozen=True)
@@ -50,32 +55,57 @@ class TableFile:
     """Ids of its rows from 0; rows that could not be taken apart are left out."""
     content: Any
     """CSV: the table; Parquet: its file, of which only the columns that are asked for are read."""
+    separators: Mapping[str, str] = field(default_factory=dict)
+    """Columns of texts that are read as lists: name -> what stands between the entries of a cell."""
 
     def form(self, name: str) -> Form:
         """Return the content of a column."""
         return form_of(self.types[name])
 
-    def read(self, names: Iterable[str]) -> Table:
-        """Return some columns of all rows. Raises InputError where the file is damaged."""
+    def read(self, names: Iterable[str], *, first: bool = False) -> Table:
+        """Return some columns of all rows, or of the first ``BATCH_ROWS``. Raises InputError on a damaged file."""
         names = list(dict.fromkeys(names))
         try:
             # a name may hold a dot, which Parquet takes for a path: what else that brought is dropped
-            table = self.content if isinstance(self.content, pa.Table) else self._unpacked(names)
+            if isinstance(self.content, pa.Table):
+                table = self.content.slice(0, BATCH_ROWS) if first else self.content
+            else:
+                table = self._unpacked(names, first)
         except InputError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise InputError(f"{self.path} is damaged: {arrow_message(error)}; write it again") from error
-        return pa.table({name: plain(table[name], self.types[name]) for name in names})
+        return pa.table({name: self._plain(name, table[name]) for name in names})
 
-    def _unpacked(self, names: Sequence[str]) -> Table:
+    def head(self, names: Iterable[str]) -> Table:
+        """Return some columns of the first ``BATCH_ROWS`` rows: it costs the same however long the file is."""
+        return self.read(names, first=True)
+
+    def separated(self, name: str, separator: str) -> TableFile:
+        """Return the file with a column of texts read as lists of texts."""
+        types = {**self.types, name: pa.list_(pa.string())}
+        return replace(self, types=types, separators={**self.separators, name: separator})
+
+    def _plain(self, name: str, column: Column) -> Column:
+        column = plain(column, self._plain_type(name))
+        return _separated(column, self.separators[name]) if name in self.separators else column
+
+    def _plain_type(self, name: str) -> Any:
+        """Return the type of a column before its texts are taken apart."""
+        return pa.string() if name in self.separators else self.types[name]
+
+    def _unpacked(self, names: Sequence[str], first: bool) -> Table:
         """Return columns of a Parquet file, part by part: a file that unpacks to no end is refused early."""
         parts, numbers, rest = list[Any](), 0, 0
         for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
-            parts.append(pa.table({name: plain(pa.chunked_array([batch[name]]), self.types[name]) for name in names}))
+            columns = {name: pa.chunked_array([batch[name]]) for name in names}
+            parts.append(pa.table({name: plain(columns[name], self._plain_type(name)) for name in names}))
             plainly = sum(parts[-1][name].nbytes for name in names if self.form(name) == "numbers")
             numbers, rest = numbers + plainly, rest + parts[-1].nbytes - plainly
             check_growth(self.path, numbers, NUMBERS, FEWER)
             check_growth(self.path, rest, hint=FEWER)
+            if first:
+                break
         return pa.concat_tables(parts) if parts else self.content.read(columns=names)
 
 
@@ -235,5 +265,21 @@ def _cells(column: Column, name: str, path: Path) -> Column:
     try:
         parsed = pyarrow.json.read_json(io.BytesIO(data), pyarrow.json.ReadOptions(block_size=max(len(data), 1) + 1))
     except pa.ArrowInvalid:  # such a text may be meant; where it is asked for as a list, that it is a text is said
-        return column
+        return _python_lists(column)
     return parsed["cell"] if parsed.num_rows == len(column) else column
+
+
+def _python_lists(column: Column) -> Column:
+    """Return a column of texts as lists where Python wrote all its cells (``['a', 'b']``), else as it is."""
+    cells = [None if cell is None else cell.strip() for cell in column.to_pylist()]
+    if not all(cell is None or re.fullmatch(PYTHON_TEXTS, cell) for cell in cells):
+        return column
+    lists = [None if cell is None else [text[1:-1] for text in re.findall(PYTHON_TEXT, cell)] for cell in cells]
+    return pa.chunked_array([pa.array(lists, pa.list_(pa.string()))])
+
+
+def _separated(column: Column, separator: str) -> Column:
+    """Return lists of the texts between separators; spaces around them do not count, nor does an empty text."""
+    cells = (None if cell is None or not cell.strip() else cell.split(separator) for cell in column.to_pylist())
+    lists = [None if cell is None else [text.strip() for text in cell if text.strip()] for cell in cells]
+    return pa.chunked_array([pa.array(lists, pa.list_(pa.string()))])

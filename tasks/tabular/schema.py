@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -24,6 +26,18 @@ Inputs = Literal["numbers", "vector", "series", "text", "image"]
 """Columns of numbers; or one column of lists of numbers, of lists of those, of texts, or of paths of images."""
 IDS = re.compile(r"id|index|row|unnamed: 0|__index_level_\d+__|.*[_ ]id|", re.IGNORECASE)
 """Names of columns that number the rows: no feature, unless asked for."""
+
+OWN_OPTIONS = (
+    *("file", "label_columns", "label_separator", "input_columns", "client_column", "split_column", "ignore_columns"),
+    "class_names",
+)
+"""Options that say what a table of the user's own holds."""
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "validate", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""Words for the splits, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,10 @@ class Schema:
     """Column of the split; empty: none."""
     features: int = 0
     """Series only: values of a step, as the first row has them."""
+    separator: str = ""
+    """What stands between the classes in a cell of the label column; empty: nothing, or the cells are lists."""
+    ignored: tuple[str, ...] = ()
+    """Columns that the user left out."""
 
     @property
     def kind(self) -> LabelKind:
@@ -58,7 +76,11 @@ class Schema:
     @property
     def columns(self) -> Columns:
         """The columns that a trained model has to know."""
-        return Columns(self.inputs, self.labels, self.values)
+        return Columns(self.inputs, self.labels, self.values, self.separator)
+
+    def applied(self, file: TableFile) -> TableFile:
+        """Return the file with the texts of the label column taken apart where they hold several classes."""
+        return file.separated(self.labels[0], self.separator) if self.separator and self.labels else file
 
 
 def schema_of(file: TableFile, options: TaskOptions) -> Schema:
@@ -77,7 +99,14 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
                 f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
             )
     taken = {name for name in (options.client_column, options.split_column) if name}
+    ignored = tuple[str, ...]()
+    if options.ignore_columns:
+        ignored = select_columns(options.ignore_columns, names, "ignore_columns", taken, file.path)
+        taken |= set(ignored)
     labels = select_columns(options.label_columns, names, "label_columns", taken, file.path)
+    separator = _separator(file, labels, options)
+    if separator:
+        file = file.separated(labels[0], separator)
     style = _style(file, labels)
     values, class_names = _classes(file, labels, style, options)
     rest = taken | set(labels)
@@ -89,9 +118,8 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     form = form_of_inputs(file, inputs)
     steps = features(file, inputs[0]) if form == "series" else 0
     guessed = not options.input_columns
-    return Schema(
-        labels, style, values, class_names, inputs, form, guessed, options.client_column, options.split_column, steps
-    )
+    client, split = options.client_column, options.split_column
+    return Schema(labels, style, values, class_names, inputs, form, guessed, client, split, steps, separator, ignored)
 
 
 def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_names: tuple[str, ...]) -> Schema:
@@ -102,10 +130,12 @@ def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_na
         msg = f"{file.path} lacks {len(lacking)} of the {len(columns.inputs)} input columns of the model: "
         raise InputError(f"{msg}{listed(lacking)}{hint}")
     labels = tuple(name for name in columns.labels if name in file.types)
+    separator = columns.separator if labels and file.form(labels[0]) == "text" else ""
     style: Style = "value" if kind == "single" else "columns" if columns.labels == columns.values else "lists"
     form = form_of_inputs(file, columns.inputs)
     steps = features(file, columns.inputs[0]) if form == "series" else 0
-    return Schema(labels, style, columns.values, class_names, columns.inputs, form, features=steps)
+    values, inputs = columns.values, columns.inputs
+    return Schema(labels, style, values, class_names, inputs, form, features=steps, separator=separator)
 
 
 def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
@@ -120,7 +150,7 @@ def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable
         if part in names:
             if part in taken:
                 raise InputError(
-                    f"[task] {option} names column {part!r}, which is the label, client or split; name another"
+                    f"[task] {option} names column {part!r}, which is a label, client, split or left out; name another"
                 )
             selected[part] = None
             continue
@@ -141,7 +171,7 @@ def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
     rest = [name for name in file.types if name not in set(taken)]
     numbers = tuple(name for name in rest if file.form(name) == "numbers" and not IDS.fullmatch(name))
     other = [name for name in rest if file.form(name) in ("text", "vector", "series") and not IDS.fullmatch(name)]
-    if numbers:
+    if numbers or len(other) > 1:
         for name in other:  # a column that would be left out
             check_cells(file, name, ", or name the inputs with --task.input_columns")
     if numbers or len(other) == 1:
@@ -200,6 +230,43 @@ def option_path(text: str, options: TaskOptions) -> Path:
     return Path(options.root).expanduser() / Path(text).expanduser()
 
 
+SEPARATORS = ";|,"
+"""Characters that people write between the classes of a cell."""
+
+
+def _separator(file: TableFile, labels: Sequence[str], options: TaskOptions) -> str:
+    """Return what stands between the classes in a cell of the label column; empty: a cell is one class.
+
+    Raises InputError where cells look like lists and nobody said whether they are.
+    """
+    given = options.label_separator
+    texts = len(labels) == 1 and file.form(labels[0]) == "text"
+    if given and given != "none" and not texts:
+        msg = f"[task] label_separator = {given!r} is for one label column of texts"
+        raise InputError(f"{file.path}: {msg}, and {listed(labels)} holds {file.types[labels[0]]}; leave it out")
+    if given or not texts:
+        return "" if given == "none" else given
+    column = pc.utf8_trim_whitespace(file.read(labels)[labels[0]])
+    values = pc.unique(column.drop_null()).to_pylist()
+    one = "or say that a cell is one class, whatever stands in it: --task.label_separator none"
+    for value in values:
+        if value.startswith("[") and value.endswith("]"):
+            row = file.row_N[pc.index(column, value).as_py()] + 1
+            msg = f"{file.path}: row {row}: column {labels[0]!r} holds {value!r}, which looks like a list of classes"
+            raise InputError(f"{msg}; write every cell as a list (\"['a', 'b']\"), {one}")
+    for separator in SEPARATORS:
+        parts = {value: {part.strip() for part in value.split(separator)} for value in values if separator in value}
+        alone = set(values)
+        for value, own in parts.items():
+            # a comma may belong to a name; where what it parts stands elsewhere as well, it parts classes
+            if separator != "," or own & alone or any(own & other for v, other in parts.items() if v != value):
+                row = file.row_N[pc.index(column, value).as_py()] + 1
+                msg = f"{file.path}: row {row}: column {labels[0]!r} holds {value!r}, which may be several classes"
+                option = f"--task.label_separator {shlex.quote(separator)}"
+                raise InputError(f"{msg}: take cells apart with {option}, {one}")
+    return ""
+
+
 def _style(file: TableFile, labels: Sequence[str]) -> Style:
     if len(labels) > 1:
         return "columns"
@@ -236,15 +303,29 @@ def _classes(
 
 
 def check_names(names: Sequence[str], where: str, *, exact: bool = False) -> None:
-    """Raise InputError where a name is empty, or two differ only in case or spaces (exact: are the same)."""
+    """Raise InputError where a name is empty, or two look the same (exact: are the same).
+
+    These differ only in case, in spaces, in characters that are not seen, or in how an accent is stored.
+    """
     seen = dict[str, str]()
     for name in names:
-        key = name if exact else "".join(name.split()).casefold()
+        key = name if exact else _seen(name)
         if not key or key in seen:
-            both = f"{seen[key]!r} and {name!r} differ only in case or spaces" if key in seen else "one is empty"
+            both = "one is empty"
+            if key in seen:
+                pair = (seen[key], name)
+                unseen = all(text.isascii() for text in pair)
+                how = "case or spaces" if unseen else "case, spaces, or characters that look the same or are not seen"
+                both = f"{pair[0]!a} and {pair[1]!a} differ only in {how}"
             same = key in seen and seen[key] == name
             raise InputError(f"{where}: class names: {f'two are {name!r}' if same else both}; rename one")
         seen[key] = name
+
+
+def _seen(name: str) -> str:
+    """Return what a reader tells a name by: composed accents, no case, no spaces, no character without a shape."""
+    shown = "".join(c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf")
+    return unicodedata.normalize("NFC", "".join(shown.split()).casefold())
 
 
 def _of_columns(

@@ -26,9 +26,9 @@ from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.ingest.raw_table import SPLITS
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.stratify import TEST, stratified_holdout
-from anchorfl.tasks.tabular import samples
+from anchorfl.tasks.tabular import questions, samples
 from anchorfl.tasks.tabular.reading import Faults, listed, open_file
-from anchorfl.tasks.tabular.schema import Schema, option_path, schema_of, schema_of_model
+from anchorfl.tasks.tabular.schema import OWN_OPTIONS, SPLIT_WORDS, Schema, option_path, schema_of, schema_of_model
 from anchorfl.tasks.tabular.targets import Targets, targets
 
 TEST_SHARE = 0.2
@@ -38,7 +38,9 @@ TEST_SEED = 20
 def table_task(options: TaskOptions) -> Task:
     """Read ``options.file`` and return its task. Raises InputError on what cannot be a task."""
     path = _plainly_named(option_path(options.file, options))
-    schema = schema_of(open_file(path, BadRows(skip=options.on_bad_row == "skip")), options)
+    file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
+    schema = schema_of(file, options)
+    questions.check(file, schema, options)
     return task_of_schema(path, schema, options)
 
 
@@ -85,20 +87,14 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
     That is partition by subjects, one client for every value.
     """
     if not options.file:
-        wrong = next(
-            (
-                n
-                for n in ("label_columns", "input_columns", "client_column", "split_column", "class_names")
-                if getattr(options, n)
-            ),
-            "",
-        )
+        wrong = next((name for name in OWN_OPTIONS if name != "file" and getattr(options, name)), "")
         if wrong:
             raise InputError(f"[task] {wrong} is for a table of your own: name its file with --task.file")
         return options
     path = _plainly_named(option_path(options.file, options))
     file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
+    questions.check(file, schema, options)
     if schema.guessed:
         log(f"{path.name}: inputs guessed (--task.input_columns names them), as {schema.form}: {listed(schema.inputs)}")
     task = task_of_schema(path, schema, options)
@@ -117,6 +113,7 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
         raise ValueError("a table needs the folder of its file")
     bad = BadRows.of(options)
     file = open_file(folder / Path(options.file).name, bad)
+    file = schema.applied(file)
     extra = [name for name in (schema.client, schema.split) if name]
     raw = file.read([*schema.labels, *schema.inputs, *extra])
     faults = Faults(file.path, file.row_N, whole=bad.skip)
@@ -155,7 +152,7 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     file = open_file(path, bad)
     schema = schema_of_model(file, spec.columns, kind, class_names)
     faults = Faults(path, file.row_N)
-    raw = file.read([*schema.inputs, *schema.labels])
+    raw = schema.applied(file).read([*schema.inputs, *schema.labels])
     for name in set(spec.columns.labels) - set(schema.labels) if schema.style == "columns" else ():
         raw = raw.append_column(name, pa.nulls(len(raw), pa.float64()))
     name, _ = samples.encoder(spec.kind)
@@ -193,25 +190,31 @@ def _subjects(column: Column, name: str, faults: Faults) -> Column:
 
 
 def _splits(column: Column, schema: Schema, labeled: Targets, faults: Faults) -> Column:
-    column = pc.fill_null(column.cast(pa.string()), "")
-    wrong_N = ~pc.is_in(column, value_set=pa.array(SPLITS)).to_numpy()
-    name = schema.split
+    name, column = schema.split, pc.fill_null(column.cast(pa.string()), "")
+    word = pc.utf8_lower(pc.utf8_trim_whitespace(column))
+    number = pc.index_in(word, value_set=pa.array(list(SPLIT_WORDS)))
+    split = pc.fill_null(pc.take(pa.array(list(SPLIT_WORDS.values())), number), "")
+    found = set(pc.unique(split).to_pylist())
+    lacking = [need for need in ("train", "test") if need not in found]
+    if lacking and ("" not in found or found == {""}):  # else the rows with other words are named
+        there = listed([repr(value) for value in pc.unique(column).to_pylist()])
+        msg = f"{faults.path}: column {name!r} has no {lacking[0]} row; it holds {there}"
+        raise InputError(f"{msg}: write train, validation or test, or name another column with --task.split_column")
+    wrong_N = pc.equal(split, "").to_numpy()
     faults.add(
         wrong_N,
         lambda i: (
-            f"column {name!r} holds {column[i].as_py()!r}{nearest(column[i].as_py(), SPLITS)}; "
+            f"column {name!r} holds {column[i].as_py()!r}{nearest(word[i].as_py(), SPLITS)}; "
             "write train, validation or test"
         ),
     )
     if schema.kind == "single":
-        test_N = pc.not_equal(column, "train").to_numpy()
+        test_N = pc.not_equal(split, "train").to_numpy()
         faults.add(
             test_N & ~wrong_N & ~labeled.given_N,
-            lambda i: (
-                f"a {column[i].as_py()} row without a label; fill in column {schema.labels[0]!r} or make it train"
-            ),
+            lambda i: f"a {split[i].as_py()} row without a label; fill in column {schema.labels[0]!r} or make it train",
         )
-    return column
+    return split
 
 
 def _draw_split(table: Table, given_N: Bools, classes: int, path: Path) -> Column:

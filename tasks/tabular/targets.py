@@ -1,5 +1,5 @@
-"""The labels of a user's table: columns of 0 and 1, one column of classes, or one of lists of classes. A cell without
-anything is a label that is not known.
+"""The labels of a user's table: columns of 0 and 1 (or of -1 and 1), one column of classes, or one of lists of classes.
+A cell without anything is a label that is not known.
 
 Shape suffixes: N rows, C classes, P positives (entries of all rows, row after row).
 """
@@ -22,6 +22,8 @@ from anchorfl.tasks.tabular.reading import Faults
 
 EXACT = 2.0**53
 """Bound from which on not every whole number is a float64."""
+MANY = 0.1
+"""Share of the rows from which on a value that is no label is no slip of some rows, which could be left out."""
 Style = Literal["columns", "value", "lists"]
 
 
@@ -75,24 +77,47 @@ def words(column: Column, name: str, faults: Faults) -> Column:
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), pa.scalar(None, pa.string()), column)
 
 
-def binary(column: Column, name: str, faults: Faults) -> Any:
-    """Return a column of 0, 1 and nothing as floats, NaN for nothing; any other number is a fault of its row."""
+def signed(table: Table, names: Sequence[str]) -> bool:
+    """Return whether label columns hold -1 and 1 in place of 0 and 1: -1 is there, and no other number."""
+    values = set[Any]()
+    for name in names:
+        if not (pa.types.is_integer(table[name].type) or pa.types.is_floating(table[name].type)):
+            return False
+        number_N = table[name].to_numpy()
+        values |= set(np.unique(number_N[~np.isnan(number_N)]).tolist())
+        if not values <= {-1, 1}:
+            return False
+    return -1 in values
+
+
+def binary(column: Column, name: str, faults: Faults, no: int = 0) -> Any:
+    """Return a column of 0, 1 and nothing as floats, NaN for nothing; any other number is a fault of its row.
+
+    no: the number that stands for 0. Raises InputError where many rows have another number.
+    """
     if not (pa.types.is_boolean(column.type) or pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise InputError(
             f"{faults.path}: column {name!r} holds {column.type}; several label columns hold 0, 1 or nothing each"
         )
     number = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
     value_N = number.to_numpy(zero_copy_only=False).astype(np.float64)
-    wrong_N = ~(np.isnan(value_N) | (value_N == 0) | (value_N == 1))
+    wrong_N = ~(np.isnan(value_N) | (value_N == no) | (value_N == 1))
+    if wrong_N.sum() > max(1, MANY * len(value_N)):
+        row, first, more = np.flatnonzero(wrong_N)[0], value_N[wrong_N][0], wrong_N.sum() - 1
+        raise InputError(
+            f"{faults.path}: row {faults.row_N[row] + 1}: column {name!r} holds {first:g}, and {more} other rows have"
+            " such numbers; write 1 for yes, 0 for no, and leave empty what is not known"
+        )
     faults.add(wrong_N, lambda i: f"column {name!r} holds {value_N[i]:g}; a label is 0, 1 or an empty cell (not known)")
-    return value_N
+    return np.where(value_N == no, 0.0, value_N)
 
 
 def _of_columns(table: Table, names: Sequence[str], faults: Faults) -> Targets:
     total = table.num_rows
     positives, given = list[Ints](), list[Ints]()
+    no = -1 if signed(table, names) else 0
     for name in names:
-        value_N = binary(table[name], name, faults)
+        value_N = binary(table[name], name, faults, no)
         positives.append(np.flatnonzero(value_N == 1))
         given.append(np.flatnonzero(~np.isnan(value_N)))
     labels = _by_row(positives, total)

@@ -127,7 +127,17 @@ def test_run_and_predict_images(here, capsys):
         (["run", "--task.file", "trees.parquet"], "say which columns hold the labels: --task.label_columns"),
         (["run", "digits/fedavg", "--task.label_columns", "kind"], "label_columns is for a table of your own"),
         (
-            ["run", "--task.file", "trees.parquet", "--task.label_columns", "kind", "--task.client_column", "site"],
+            [
+                "run",
+                "--task.file",
+                "trees.parquet",
+                "--task.label_columns",
+                "kind",
+                "--task.client_column",
+                "site",
+                "--task.split_column",
+                "part",
+            ],
             "federation.clients_per_round = 5 exceeds task.clients = 4: lower it",
         ),
         (["data", "check", "none.csv"], "none.csv: no such file"),
@@ -142,6 +152,14 @@ def test_bad_input_is_one_line_and_exit_code_2(here, capsys, arguments, message)
     assert message in said
     assert "\n" not in said
     assert not list((here / "runs").glob("*"))
+
+
+@pytest.mark.parametrize("partition", [["--task.partition", "iid"], ["--task.partition=k_classes"]])
+def test_a_partition_beside_a_column_of_clients_is_refused(here, capsys, partition):
+    pq.write_table(trees(), here / "trees.parquet")
+    own = ["--task.label_columns", "kind", "--task.client_column", "site", "--task.split_column", "part"]
+    assert main(["run", "--task.file", "trees.parquet", *own, *partition, *SMALL]) == 2
+    assert f"{partition[-1][-3:]} beside --task.client_column site: the column says whose" in capsys.readouterr().err
 
 
 def test_check_of_a_table_with_bad_rows_says_how_to_go_on(here, capsys):

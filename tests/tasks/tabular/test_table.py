@@ -29,7 +29,7 @@ from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
 
 def test_numbers_are_guessed_standardised_and_gaps_become_the_mean(tmp_path):
     path = parquet(tmp_path, trees())
-    task, raw, options = table(path)
+    task, raw, options = table(path, ignore_columns="site")
     assert (task.name, task.kind, task.class_names, task.payload) == ("table-t", "single", KINDS, "values")
     spec = task.fit(raw, options)
     assert (spec.kind, spec.shape, spec.columns.inputs) == ("sparse", (2,), ("height", "girth"))
@@ -46,14 +46,16 @@ def test_numbers_are_guessed_standardised_and_gaps_become_the_mean(tmp_path):
 
 
 def test_missing_labels_are_unknown_and_only_in_training(tmp_path):
-    _, raw, _ = table(parquet(tmp_path, trees()))
+    _, raw, _ = table(parquet(tmp_path, trees()), ignore_columns="site")
     without = [row for row in raw.to_pylist() if not row["labels"]]
     assert len(without) == 7
     assert all(row["known"] == [] and row["split"] == "train" for row in without)
     assert all(row["known"] is None for row in raw.to_pylist() if row["labels"])
     split = raw["split"].to_pylist()
     assert split.count("test") == round(0.2 * 53)
-    assert split == table(parquet(tmp_path, trees()))[1]["split"].to_pylist(), "drawn by a fixed seed"
+    assert split == table(parquet(tmp_path, trees()), ignore_columns="site")[1]["split"].to_pylist(), (
+        "drawn by a fixed seed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,9 @@ def test_where_the_file_lies_does_not_matter(tmp_path):
             if there != tmp_path:
                 shutil.copyfile(file, there / file.name)
         chosen = {"file": str(there / path.name), "class_names": str(there / names.name)}
-        options = TaskOptions(label_columns="kind", partition="iid", cache=str(tmp_path / "cache"), **chosen)
+        options = TaskOptions(
+            label_columns="kind", ignore_columns="site", partition="iid", cache=str(tmp_path / "cache"), **chosen
+        )
         folders.append(prepare(task_of(options), options, 0, engine="local").folder)
     assert folders[0] == folders[1]
 
@@ -137,7 +141,11 @@ def test_where_the_file_lies_does_not_matter(tmp_path):
 def test_text_classes_in_the_order_of_the_names(tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("elm\nash\nbeech\n")
-    assert table(parquet(tmp_path, trees()), class_names=str(names))[0].class_names == ("elm", "ash", "beech")
+    assert table(parquet(tmp_path, trees()), class_names=str(names), ignore_columns="site")[0].class_names == (
+        "elm",
+        "ash",
+        "beech",
+    )
 
 
 def test_clients_and_splits_come_from_columns(tmp_path):
@@ -207,7 +215,7 @@ def test_moments_of_constants_and_of_nothing():
 
 
 def test_samples_for_a_trained_model(tmp_path):
-    task, raw, options = table(parquet(tmp_path, trees()))
+    task, raw, options = table(parquet(tmp_path, trees()), ignore_columns="site")
     spec = task.fit(raw, options)
     new = {name: values for name, values in trees().items() if name in ("girth", "height")}
     found = read_samples(tmp_path / "n.csv", spec, "single", KINDS) if pq_to_csv(tmp_path / "n.csv", new) else None
@@ -244,12 +252,12 @@ def test_some_label_columns_are_enough_for_a_trained_model(tmp_path):
 
 def test_the_place_of_the_file(tmp_path, monkeypatch):
     parquet(tmp_path, trees())
-    options = TaskOptions(file="t.parquet", label_columns="kind", root=str(tmp_path))
+    options = TaskOptions(file="t.parquet", label_columns="kind", ignore_columns="site", root=str(tmp_path))
     task = task_of(options)
     assert raw_folder(task, options) == tmp_path
     assert status(task, options).found
     monkeypatch.chdir(tmp_path)
-    options = TaskOptions(file="t.parquet", label_columns="kind")
+    options = TaskOptions(file="t.parquet", label_columns="kind", ignore_columns="site")
     assert table_task(options).source.files == ("t.parquet",)
     assert validate_table(task.read(raw_folder(task, options), options), task).num_rows == 60
     with pytest.raises(ValueError, match="needs the folder"):
