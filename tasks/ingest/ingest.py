@@ -43,6 +43,7 @@ from anchorfl.tasks.ingest.raw_table import (
     read_rows,
     restrict_validation_labels,
 )
+from anchorfl.tasks.ingest.reader_digest import reader_digest
 from anchorfl.tasks.ingest.row_numbers import renumber_plan, row_numbers
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.one_class import wrong_number
@@ -79,7 +80,7 @@ def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine
     """Do what ``prepare`` does, for canonical options."""
     source = raw_folder(task, options)
     raw = raw_digest(task, options, source)
-    folder = cache_folder(task.name, options, seed, raw)
+    folder = cache_folder(task.name, options, seed, raw, reader_digest(task))
     if not object_store.is_remote(options.cache):
         return _prepare_locally(task, options, seed, raw, source, folder, engine, log)
     object_store.check_location(options.cache, "task.cache")

@@ -19,7 +19,9 @@ from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.options import TaskOptions
 
 FORMAT = 7
-"""Version of the layout; part of the name of every cache folder."""
+"""Version of the layout and of the code that all tasks share (ingest, partition, arrays, files); part of the name of
+every cache folder. Raise it where that code would prepare other data.
+"""
 MANIFEST = "manifest.json"
 HINT = "delete the folder and prepare the data again"
 """End of errors about a prepared folder."""

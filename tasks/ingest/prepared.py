@@ -44,8 +44,6 @@ from anchorfl.tasks.ingest.row_numbers import renumber_plan, row_places
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import PartitionPlan, plan_from_json, plan_to_json
 
-TABLE_FORMAT = 2
-"""Version of the reading of users' tables; a change of it makes their prepared data anew, and no others'."""
 CLASS_COUNTS, PARTITION = "class_counts.parquet", "partition.json"
 """Files of the class histogram and the plan."""
 GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 30
@@ -221,17 +219,17 @@ def cache_root(cache: str) -> Path:
     return Path(root).expanduser().absolute()
 
 
-def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
-    """Return the folder of a task's prepared data; its name holds a digest of format, raw files, options and seed.
+def cache_folder(name: str, options: TaskOptions, seed: int, raw: str, reader: str) -> Path:
+    """Return the folder of a task's prepared data; its name holds a digest of all that decides them.
 
-    Where the files lie does not matter to the content, so no folder is in it.
+    That is format, options, seed, and the digests of the raw files (``raw``) and of the code that reads them. Where the
+    files lie does not matter to the content, so no folder is in it.
     """
     parquet, names = (Path(path).name for path in (options.file, options.class_names))
     here = replace(options, root="", cache="", file=parquet, class_names=names)
     # only what differs from its default, so that a new option leaves prepared data as they are
     changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
-    version = [TABLE_FORMAT] if options.file else []
-    content = json.dumps([FORMAT, raw, changed, seed, *version], sort_keys=True)
+    content = json.dumps([FORMAT, raw, reader, changed, seed], sort_keys=True)
     return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from anchorfl.tasks.ingest import ingest
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import cache_folder
 from anchorfl.tasks.ingest.raw_digest import raw_digest
+from anchorfl.tasks.ingest.reader_digest import reader_digest
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
 
@@ -87,20 +90,84 @@ def test_a_second_start_reads_nothing_and_needs_no_ray(tmp_path):
 def test_the_name_of_the_folder_depends_on_what_matters_only(tmp_path):
     options = TaskOptions(name="toy-single", cache=str(tmp_path))
 
-    def name(seed=0, raw="", **change):
-        return cache_folder(options.name, replace(options, **change), seed, raw).name
+    def name(seed=0, raw="", reader="", **change):
+        return cache_folder(options.name, replace(options, **change), seed, raw, reader).name
 
     assert name() == name(root="/elsewhere") == name(cache="/other")
-    others = [name(seed=1), name(raw="1"), name(clients=3), name(validation=0.2), name(max_tokens=5), name(beta=0.1)]
-    assert len({name(), *others}) == 7
+    others = [
+        name(seed=1),
+        name(raw="1"),
+        name(reader="1"),
+        name(clients=3),
+        name(validation=0.2),
+        name(max_tokens=5),
+        name(beta=0.1),
+    ]
+    assert len({name(), *others}) == 8
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Return a writer of the module of a data set, in a package where told; it is imported anew each time."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(name, **files):
+        for file, text in files.items():
+            path = tmp_path.joinpath(*name.split(".")[:-1], f"{file}.py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    return write
+
+
+READER = """import pyarrow as pa
+def read(folder, options):
+    from anchorfl.tasks.toy.single import read
+    table = read(folder, options)
+    labels = pa.array([[label % CLASSES] for [label] in table["labels"].to_pylist()], pa.list_(pa.int32()))
+    return table.set_column(2, "labels", labels)
+CLASSES = 4
+"""
+
+
+def test_an_edited_reader_prepares_anew(tmp_path, module):
+    """Two classes become one, as in a reader that was corrected: the old labels are not trained on."""
+    made, folders = [], set()
+    for text in (READER, READER.replace("CLASSES = 4", "CLASSES = 2"), READER):
+        task = replace(find_task("toy-single"), read=module("gestures", gestures=text).read)
+        options = TaskOptions(name="toy-single", clients=2, partition="iid", cache=str(tmp_path / "cache"))
+        data = prepare(task, options, 0, engine="local")
+        made.append(data.split("test", Objective("single")).y_NC.sum(0).tolist())
+        folders.add(data.folder)
+    assert len(folders) == 2
+    assert made[0] == made[2]
+    assert made[1][2:] == [0, 0]
+
+
+def test_the_digest_of_a_reader_covers_its_package(module):
+    toy = find_task("toy-single")
+    package = {"__init__": "", "gestures": READER, "lines": "SEPARATOR = ','"}
+    task = replace(toy, read=functools.partial(module("own.gestures", **package).read, options=None))
+    before = reader_digest(task)
+    assert before == reader_digest(task)
+    assert before != reader_digest(toy)
+    module("own.gestures", lines="SEPARATOR = ';'")
+    assert reader_digest(task) != before
+    module("own.gestures", **package)
+    assert reader_digest(task) == before
+    assert reader_digest(replace(toy, encode=task.read)) != reader_digest(toy)
 
 
 def test_the_cache_folder_comes_from_the_environment(monkeypatch):
     options = TaskOptions()
     monkeypatch.setenv("ANCHORFL_CACHE", "/some/where")
-    assert cache_folder("digits", options, 0, "").parent == Path("/some/where")
+    assert cache_folder("digits", options, 0, "", "").parent == Path("/some/where")
     monkeypatch.delenv("ANCHORFL_CACHE")
-    assert cache_folder("digits", options, 0, "").parent == Path.home() / ".cache/anchorfl"
+    assert cache_folder("digits", options, 0, "", "").parent == Path.home() / ".cache/anchorfl"
 
 
 def test_a_lost_race_uses_the_winners_folder(tmp_path, monkeypatch):
