@@ -48,8 +48,11 @@ MAX_WORD_CHARS = 200
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the closest known word, or nothing."""
+    """Return `` (did you mean 'x'?)`` for the closest known word (``optimizer.lr`` for ``lr``), or nothing."""
+    known = list(known)
     if len(word) > MAX_WORD_CHARS:  # no slip of the keyboard, and the search takes its square in time
         return ""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    if ends := [name for name in known if name.endswith(f".{word}")]:
+        return f" (did you mean {ends[0]!r}?)"
+    close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -166,9 +166,13 @@ def predict(options: argparse.Namespace) -> int:
 
     prediction = predict_file(model_of(options.run), options.file)
     write_to(prediction, options.out)
+    if options.out:
+        say(f"scores of {len(prediction.predicted)} samples: {options.out}")
     if prediction.truth is not None:
-        figures = ", ".join(f"{MEASURES[name].shown} {value!r}" for name, value in prediction.truth.values.items())
-        say_error(f"{len(prediction.predicted)} samples: {figures}")
+        figures = ", ".join(
+            f"{MEASURES[name].shown} {100 * value:.2f}" for name, value in prediction.truth.values.items()
+        )
+        say_error(f"{len(prediction.predicted)} samples with labels, percent: {figures}")
         for note in prediction.truth.notes:
             say_error(f"  {note}")
     return 0

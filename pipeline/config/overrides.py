@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -13,6 +13,12 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.schema import _hints, options_of
 from anchorfl.pipeline.config.tyro_errors import call_tyro
 from anchorfl.tasks.errors import InputError, nearest
+
+HELP = {
+    "seed": "Seed of the run: partition, selection, initial weights, local training.",
+    "output": "Folder of the run; empty: a new one below runs/.",
+}
+"""What ``--help`` says of the options that are in no section: tyro finds the docstrings of sections alone."""
 
 
 def override(experiment: Experiment, arguments: Sequence[str], command: str = "anchorfl run PRESET") -> Experiment:
@@ -24,7 +30,8 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
         if argument.startswith("--") and argument not in ("--help", "--help-verbose"):
             name = argument[2:].partition("=")[0].replace("-", "_")
             if name not in known:
-                raise InputError(f"no option --{name}{nearest(name, known)}; 'anchorfl run PRESET --help' lists all")
+                whose = f"method {experiment.method.name!r} has " if name.startswith("method.") else ""
+                raise InputError(f"{whose}no option --{name}{nearest(name, known)}; '{command} --help' lists all")
     changed = call_tyro(lambda: _parse(experiment, arguments, command))
     typed = {argument.partition("=")[0].replace("-", "_") for argument in arguments}
     if changed.task.client_column and changed.task.partition != "subjects" and "__task.partition" in typed:
@@ -42,6 +49,7 @@ def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Ex
         return Experiment(**values)
 
     hints = _hints(Experiment) | {"method": type(experiment.method)}
+    hints |= {name: Annotated[hints[name], tyro.conf.arg(help=text)] for name, text in HELP.items()}
     build.__annotations__ = {f.name: hints[f.name] for f in fields(Experiment)} | {"return": Experiment}
     build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

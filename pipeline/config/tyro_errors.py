@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, nearest
 
 T = TypeVar("T")
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
@@ -24,6 +24,20 @@ FOOTER = re.compile(r" ?For full helptext.*$")
 """Last line of the panel."""
 REPEATED = re.compile(r"^Value error Error parsing \S+: (?=\w+\.\w+[ :]|method:)")
 """Words before an error of our own, which names its option itself."""
+
+BAD_VALUE = re.compile(
+    r"Value error Error parsing --(\S+): .*?(?:: |from \[)(['\"].*?['\"])(?:\]\. Got errors: .*)?"
+    r" Argument helptext: --\1 (\S+)"
+)
+"""A value of the wrong type: option, value, type."""
+BAD_CHOICE = re.compile(
+    r"Invalid choice invalid choice (['\"].*['\"]) for argument '--(\S+)'\. Expected one of \((.*?),?\)\.$"
+)
+"""A value that is none of those allowed: value, option, those allowed."""
+NO_VALUE = re.compile(r"Missing argument Missing value for argument '(--\S+)'")
+"""An option at the end of the line."""
+KINDS = {"INT": "a whole number", "FLOAT": "a number", "{None}": "None"}
+"""tyro's name of a type -> ours."""
 
 
 def call_tyro(parse: Callable[[], T]) -> T:
@@ -41,6 +55,16 @@ def call_tyro(parse: Callable[[], T]) -> T:
 
 
 def one_line_of(panel: str) -> str:
-    """Return the words of a panel in one line, without its frame and its footer."""
+    """Return a panel as one line in our words; what is not known, in its own, without its frame and its footer."""
     words = FRAME.sub(" ", COLORS.sub("", panel)).split()
-    return REPEATED.sub("", FOOTER.sub("", " ".join(words)))
+    line = REPEATED.sub("", FOOTER.sub("", " ".join(words)))
+    if bad := BAD_VALUE.match(line):
+        name, value, kind = bad.groups()
+        return f"{name} = {value}: must be {' or '.join(KINDS.get(word, word) for word in kind.split('|'))}"
+    if bad := BAD_CHOICE.match(line):
+        value, name = bad[1], bad[2]
+        choices = re.findall(r"'(.*?)'", bad[3])
+        return f"{name} = {value}{nearest(value[1:-1], choices)}: one of {', '.join(choices)}"
+    if bad := NO_VALUE.match(line):
+        return f"{bad[1]}: give a value behind it"
+    return line

@@ -162,7 +162,7 @@ def _roles(file: TableFile, schema: Schema) -> list[str]:
         "text": "one column of texts",
         "image": "one column of paths of images",
     }[schema.form]
-    guessed = " (guessed; --input_columns names others)" if schema.guessed else ""
+    guessed = " (guessed; --task.input_columns names others)" if schema.guessed else ""
     used = {*schema.labels, *schema.inputs, schema.client, schema.split}
     rest = [name for name in file.types if name not in used]
     lines = [f"labels   {what}: {listed(schema.labels)}", f"inputs   {form}{guessed}: {listed(schema.inputs)}"]
@@ -226,7 +226,7 @@ def _classes(rows: _UsableRows, schema: Schema, inspection: Inspection, *, neede
     _name(inspection.problems, "no positive test row", test_C == 0, schema.class_names)
     if all(name.lstrip("-").isdigit() for name in schema.class_names):
         inspection.problems.append(
-            "the class names are numbers, which say nothing to methods that use names: give --class_names"
+            "the class names are numbers, which say nothing to methods that use names: give --task.class_names"
         )
 
 

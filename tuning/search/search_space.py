@@ -223,6 +223,11 @@ SPACES: Mapping[str, MethodSpace] = {
 def space_of(experiment: Experiment, texts: Sequence[str] = ()) -> Space:
     """Return the space of a sweep: ``texts`` (``name=...``), or what the method declares. InputError on a bad one."""
     if not texts:
+        if experiment.method.name not in SPACES:
+            raise InputError(
+                f"method {experiment.method.name!r} declares no search space: say what to vary with --space NAME=RANGE"
+                " (docs/sweeps.md)"
+            )
         return SPACES[experiment.method.name].space
     space: dict[str, Dimension] = {}
     for text in texts:

@@ -122,8 +122,7 @@ def _experiments(
     for value in vary.values if vary else (None,):
         words = [*overrides, vary.override(value)] if vary and value is not None else overrides
         try:
-            command = f"anchorfl table ... (options of {row.preset})"
-            experiment = resolve_options(override(preset, words, command), count=False)
+            experiment = resolve_options(override(preset, words, f"anchorfl run {row.preset}"), count=False)
         except InputError as error:
             raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
         out.append((with_change(row, vary.option, experiment, preset) if vary else row, experiment))

@@ -48,8 +48,9 @@ def test_run_compare_predict(here, capsys):
     write_digits(here / "samples.csv")
     assert main(["predict", str(runs[0]), "samples.csv", "--out", "scores.csv"]) == 0
     logged = json.loads((runs[0] / "result.json").read_text())["scores"]["test"]
-    said = capsys.readouterr().err
-    assert f"macro F1 {logged['f1_macro']!r}, accuracy {logged['accuracy']!r}" in said
+    said = capsys.readouterr()
+    assert f"macro F1 {100 * logged['f1_macro']:.2f}, accuracy {100 * logged['accuracy']:.2f}" in said.err
+    assert "scores.csv" in said.out
     with (here / "scores.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 359
@@ -80,7 +81,8 @@ def test_own_preset_file_and_r8_texts(here, capsys, fails):
     for file in ("mine/r8-test-stemmed.txt", "texts.txt.gz"):
         capsys.readouterr()
         assert main(["predict", "out", file]) == 0
-        assert f"macro F1 {logged['f1_macro']!r}, accuracy {logged['accuracy']!r}" in capsys.readouterr().err
+        figures = f"macro F1 {100 * logged['f1_macro']:.2f}, accuracy {100 * logged['accuracy']:.2f}"
+        assert figures in capsys.readouterr().err
     fails(["run", "r8-8/fedalign", *arguments, *SMALL], "holds a run already: continue it with 'anchorfl resume out'")
     assert main(["resume", "out"]) == 0
 
@@ -105,6 +107,10 @@ def test_bad_lines_are_named(here, fails, lines, message):
         (["run"], "run needs a preset: digits/fedalign"),
         (["run", "digits/fedavgg"], "no preset 'digits/fedavgg' (did you mean 'digits/fedavg'?)"),
         (["run", "digits/fedavg", "--sed", "3"], "no option --sed (did you mean 'seed'?)"),
+        (["run", "digits/fedavg", "--lr", "3"], "no option --lr (did you mean 'optimizer.lr'?)"),
+        (["run", "digits/fedalign", "digits/fedavg", "--method.q1", "97"],
+         "method 'fedavg' has no option --method.q1; 'anchorfl run digits/fedavg --help' lists all"),
+        (["run", "digits/fedavg", "--federation.rounds", "ten"], "federation.rounds = 'ten': must be a whole number"),
         (["run", "r8-8/fedavg"], "r8: no r8-train-stemmed.txt, r8-test-stemmed.txt (plain or .gz)"),
         (["run", "digits/fedavg", "--task.classes_per_client", "11", *SMALL],
          "classes_per_client = 11, but client 0 has rows of only 10 classes; lower it to 10"),

@@ -49,7 +49,7 @@ def scores(capsys, run, file):
     assert main(["predict", run, file, "--out", "scores.csv"]) == 0
     logged = json.loads(Path(run, "result.json").read_text())["scores"]["test"]
     said = capsys.readouterr().err
-    return said, f"macro F1 {logged['f1_macro']!r}, accuracy {logged['accuracy']!r}"
+    return said, f"macro F1 {100 * logged['f1_macro']:.2f}, accuracy {100 * logged['accuracy']:.2f}"
 
 
 def test_check_run_and_predict_a_csv(here, capsys):
@@ -69,6 +69,9 @@ def test_check_run_and_predict_a_csv(here, capsys):
     ]
     assert main(["data", "check", "trees.csv", *options]) == 0
     shown = capsys.readouterr().out
+    as_its_messages_say = [word.replace("--", "--task.") for word in options]
+    assert main(["data", "check", "trees.csv", *as_its_messages_say]) == 0
+    assert capsys.readouterr().out == shown
     assert "15 rows without any label: they stay, unlabeled" in shown
     command = shown.strip().splitlines()[-1].removeprefix("next: anchorfl ").split()
     assert command[:3] == ["run", "--task.file", "trees.csv"]

@@ -152,7 +152,7 @@ def test_compare_names_the_figures(ranking, experiment, tmp_path):
     assert (rows["rank1"]["f1_last_percent"], rows["decide"]["p_at_1_last_percent"]) == ("", "")
     alone = compare(folders[:2], None)
     assert "F1" not in alone.text
-    assert "best validation P@1;" in alone.text
+    assert "best validation P@1.\n" in alone.text
     assert f"{100 * alone.groups[0].mean['map_last']:.2f} ± {100 * alone.groups[0].sd['map_last']:.2f}" in alone.text
 
 
@@ -170,12 +170,16 @@ def test_predict_gives_the_figures_of_the_run(ranking, tmp_path, capsys):
     capsys.readouterr()
     predict_command(argparse.Namespace(run=tmp_path / "run", file=tmp_path / "texts.txt", out=str(tmp_path / "o.csv")))
     said = capsys.readouterr().err
-    assert f"{len(test)} samples: P@1 {truth.values['p_at_1']!r}, P@3 {truth.values['p_at_3']!r}, " in said
+    figures = ", ".join(f"P@{k} {100 * truth.values[f'p_at_{k}']:.2f}" for k in (1, 3))
+    assert f"{len(test)} samples with labels, percent: {figures}, " in said
     with (tmp_path / "o.csv").open(newline="") as stream:
         for line in csv.DictReader(stream):
             best = sorted(task.class_names, key=lambda name: -float(line[name]))
             assert line["predicted"].split("|")[:5] == best[:5], "the five best, best first"
-    assert f"mAP {truth.values['map']!r}\n  PSP@k is left out: it needs the class counts of the training rows" in said
+    assert (
+        f"mAP {100 * truth.values['map']:.2f}\n  PSP@k is left out: it needs the class counts of the training rows"
+        in said
+    )
 
 
 def test_a_note_is_said_once(ranking):

@@ -31,7 +31,8 @@ def test_look_names_what_will_hurt(tmp_path):
     text = found.text()
     for part in (
         "labels   3 columns of 0 and 1, multi-label: label_a, label_b, label_c",
-        "inputs   numbers, standardized, 4 columns (guessed; --input_columns names others): height, girth, flat, none",
+        "inputs   numbers, standardized, 4 columns (guessed; --task.input_columns names others): height, girth,"
+        " flat, none",
         "not used id, kind, spectrum, steps, note",
         "rows     train 40, test 20",
         "  c                                         0         20         40",

@@ -80,6 +80,7 @@ def test_rounding_stays_inside(a, b, scale, share):
     ("given_", "message"),
     [
         (["alfa=1:2"], "--space alfa: no such option (did you mean 'alpha'?)"),
+        (["lr=1:2"], "--space lr: no such option (did you mean 'optimizer.lr'?)"),
         (["q1"], "--space 'q1': write name=..."),
         (["q1=1:2", "q1=3:4"], "--space names q1 twice"),
         (["q1=9:3"], "--space q1: 9:3: low must be below high"),
@@ -100,6 +101,13 @@ def test_bad_spaces_are_named(experiment, given_, message):
         space_of(experiment("fedalign"), given_)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_method_without_a_space_is_named(experiment, monkeypatch):
+    monkeypatch.delitem(SPACES, "fedavg")
+    with pytest.raises(InputError, match=r"'fedavg' declares no search space.*--space"):
+        space_of(experiment("fedavg"))
+    assert list(space_of(experiment("fedavg"), ["optimizer.lr=1e-4,1e-3"])) == ["optimizer.lr"]
 
 
 def test_names_of_other_sections(experiment):
