@@ -117,6 +117,15 @@ def build(
         return Classifier(encoder, LabelHead(vectors_CP, options.width, unit=unit), masks)
 
 
+def encoder_bytes(options: ModelOptions, input_kind: str, shape: tuple[int, ...], vocabulary: int) -> int:
+    """Return the bytes of the encoder's weights, which are not allocated. ValueError as ``build``; RuntimeError where
+    torch cannot count them.
+    """
+    with torch.device("meta"):
+        encoder = _make_encoder(options, input_kind, shape, vocabulary, MaskSource(lookup=True))
+    return sum(tensor.nbytes for tensor in (*encoder.parameters(), *encoder.buffers()))
+
+
 def _encoder(
     options: ModelOptions,
     kind: str,

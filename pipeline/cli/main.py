@@ -53,10 +53,13 @@ def run_main(arguments: list[str], raw: RawCommands = RAW_COMMANDS, more: Callab
         say_error(f"anchorfl: {error}{_kept(error)}")
         return EXIT_QUORUM
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno in FULL:
+            say_error(f"anchorfl: {_full(error)}")
+            return EXIT_QUORUM
+        if error.filename is None:  # a pipe or a connection, which is for others to say
             raise
-        say_error(f"anchorfl: {_full(error)}")
-        return EXIT_QUORUM
+        say_error(f"anchorfl: {InputError(_place(error))}")
+        return EXIT_INPUT
     except KeyboardInterrupt as stop:
         erase_line(sys.stderr)  # there stands ^C
         say_error(f"anchorfl: interrupted{_kept(stop)}")
@@ -67,6 +70,12 @@ def _kept(error: BaseException) -> str:
     """Return what is left of a run that an error ended, and the command that goes on with it."""
     command = command_of(error)
     return f"; the last completed round is kept, go on with: {command}" if command else ""
+
+
+def _place(error: OSError) -> str:
+    """Return one line about a file or folder that cannot be used."""
+    where = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else str(error.filename)
+    return f"{os.path.abspath(where)}: {error.strerror}; name a place that is there, and that you may read and write"
 
 
 def _full(error: OSError) -> str:

@@ -95,7 +95,7 @@ def probe(arguments: list[str]) -> int:
 
 
 def _check(options: argparse.Namespace, experiment: Experiment) -> None:
-    if options.out.suffix == ".json" or not options.out.parent.is_dir():
+    if options.out.suffix == ".json" or options.out.is_dir() or not options.out.parent.is_dir():
         raise InputError(f"--out {options.out}: must be a file in a folder that exists, and not end in .json")
     if options.client is not None and not 0 <= options.client < experiment.task.clients:
         raise InputError(f"--client {options.client}: the clients are 0..{experiment.task.clients - 1}")

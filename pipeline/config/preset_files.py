@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.regular_files import regular
 
 Tree = dict[str, Any]
 MAX_PRESET_BYTES, MAX_LINE_BYTES = 1 << 18, 1 << 13
@@ -46,7 +47,7 @@ def read_toml(path: Path) -> Tree:
 
 def _text(path: Path) -> str:
     """Return the text of a file. InputError on too long a line: tomllib takes its square for a key of many dots."""
-    with path.open("rb") as stream:
+    with regular(path).open("rb") as stream:
         data = stream.read(MAX_PRESET_BYTES + 1)
     if len(data) > MAX_PRESET_BYTES or max(map(len, data.split(b"\n"))) > MAX_LINE_BYTES:
         raise InputError(

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
+from anchorfl.models.build import encoder_bytes
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.run.progress import Log
+from anchorfl.pipeline.run.progress import Log, format_bytes
 from anchorfl.pipeline.terminal import say
 from anchorfl.pipeline.training.class_vectors import check_encoder, concept_vectors, encoder_start, name_vectors
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import LARGEST
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.options import TaskOptions
@@ -54,6 +58,7 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
             f"optimizer.crop and flip are for images, and {data.manifest.task!r} has inputs of kind"
             f" {data.manifest.spec.kind!r}: set them to 0 and 'none'"
         )
+    _check_size(experiment, data)
     names, concepts = name_vectors(experiment, data, log), concept_vectors(experiment, data, log)
     run_spec = RunSpec(experiment, data.location, names, start, concepts)
     if experiment.model.network != "auto" or start is not None or experiment.optimizer.onednn:
@@ -62,6 +67,31 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
         except ValueError as error:
             raise InputError(str(error)) from error
     return run_spec
+
+
+WIDE = 1 << 14
+"""Wider networks than any here: only these are counted before they are built, which takes torch three seconds."""
+
+
+def _check_size(experiment: Experiment, data: Prepared) -> None:
+    """Raise InputError where the weights alone exceed the memory of this machine, which holds them once at least."""
+    model, names = experiment.model, experiment.class_embeddings
+    widths = {"model.width": model.width, "model.feedforward": model.feedforward, "class_embeddings.width": names.width}
+    widest = max(widths, key=lambda name: widths[name])
+    if widths[widest] < WIDE:
+        return
+    spec, classes = data.manifest.spec, len(data.manifest.class_names)
+    head = (classes + model.width) * names.width if experiment.method.head.kind == "label" else classes * model.width
+    most = psutil.virtual_memory().total
+    try:
+        size = encoder_bytes(model, spec.kind, spec.shape, len(spec.vocabulary)) + 4 * head
+    except RuntimeError:  # beyond 2^63 bytes
+        size = LARGEST
+    if size > most:
+        raise InputError(
+            f"{widest} = {widths[widest]}: the weights would take {format_bytes(size)}, and this machine has"
+            f" {format_bytes(most)} of memory; lower it"
+        )
 
 
 def _check_aggregation(experiment: Experiment) -> None:

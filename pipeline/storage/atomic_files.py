@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anchorfl.tasks.files.json_schema import parsed
+from anchorfl.tasks.files.regular_files import read_text_bytes
 
 if TYPE_CHECKING:  # a second to import
     from matplotlib.figure import Figure
@@ -24,7 +25,7 @@ def write_json(path: Path, content: object) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object from a file; {} where there is no file. Raise InputError where it is not a JSON object."""
     try:
-        content: dict[str, Any] = parsed(path.read_bytes(), dict[str, Any], path, "restore it from a copy")
+        content: dict[str, Any] = parsed(read_text_bytes(path), dict[str, Any], path, "restore it from a copy")
     except FileNotFoundError:
         return {}
     return content

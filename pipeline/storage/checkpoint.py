@@ -28,6 +28,7 @@ from anchorfl.pipeline.storage.named_files import named_file
 from anchorfl.pipeline.terminal import say
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed, type_error
+from anchorfl.tasks.files.regular_files import read_text_bytes, regular
 
 FORMAT = 3
 SERVER_STATES = "server_states"
@@ -118,7 +119,7 @@ class Checkpoints:
         """Return a kept state. Raise InputError where the file is missing or damaged."""
         path = self.rounds / f"{round_:05d}.safetensors"
         try:
-            return tensors(path.read_bytes())
+            return tensors(regular(path).read_bytes())
         except FileNotFoundError as error:
             raise InputError(f"{path} is missing: evaluation.save_state_every did not name this round") from error
         except WeightsError as error:
@@ -169,7 +170,7 @@ class Checkpoints:
             return None
         for path in [self.index, *earlier]:
             try:
-                text = path.read_bytes()
+                text = read_text_bytes(path)
                 index = index_of(text, path)
                 self._check_digest(index, path)
                 parts = {name: self._read(entry) for name, entry in index["parts"].items()}
@@ -202,7 +203,7 @@ class Checkpoints:
     def _read(self, entry: PartEntry) -> Tensors:
         path = named_file(self.folder, entry["file"], self.index)
         try:
-            data = path.read_bytes()
+            data = regular(path).read_bytes()
         except FileNotFoundError as error:
             raise InputError(f"{path} is missing, though a checkpoint names it") from error
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:

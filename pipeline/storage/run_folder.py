@@ -17,6 +17,7 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.places import seal_of, with_own_places
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed
+from anchorfl.tasks.files.regular_files import read_text_bytes
 
 RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
@@ -91,7 +92,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises InputError where the folder holds no run.
     """
     try:
-        text, hint = (folder / CONFIG).read_bytes(), "start the run anew in another --output"
+        text, hint = read_text_bytes(folder / CONFIG), "start the run anew in another --output"
     except FileNotFoundError as error:
         known = sorted(p.parent.name for p in RUNS.glob(f"*/{CONFIG}"))
         raise InputError(
@@ -119,7 +120,7 @@ def read_result(folder: Path, *needed: str) -> dict[str, Any]:
     path, hint = folder / RESULT, "delete it, and 'anchorfl resume' writes it again"
     if not path.exists():
         return {}
-    found: dict[str, Any] = parsed(path.read_bytes(), ResultFile, path, hint)
+    found: dict[str, Any] = parsed(read_text_bytes(path), ResultFile, path, hint)
     if lacking := [name for name in needed if name not in found]:
         raise InputError(f"{path} is damaged ({lacking[0]} is missing); {hint}")
     return found

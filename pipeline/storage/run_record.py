@@ -17,6 +17,7 @@ from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically, 
 from anchorfl.pipeline.storage.named_files import named_files
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed, type_error
+from anchorfl.tasks.files.regular_files import regular
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool
@@ -147,7 +148,7 @@ def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]
     path = folder / "metrics.jsonl"
     if not path.exists():
         return [], offset
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         file.seek(offset)
         lines = file.read().splitlines(keepends=True)
     records: list[RoundRecord] = []

@@ -21,6 +21,7 @@ from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import InputSpec, LabelKind, Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted, parsed, type_error
+from anchorfl.tasks.files.regular_files import read_text_bytes, regular
 from anchorfl.tasks.metrics.scores import Metrics
 
 FORMAT = 2
@@ -93,8 +94,8 @@ def load_model(folder: Path) -> SavedModel:
     """Read a saved model. Raise InputError where it is missing, damaged, or of another format."""
     hint = "is the run finished? 'anchorfl resume' ends one that was interrupted"
     try:
-        metadata = _read_metadata((folder / METADATA).read_bytes(), folder / METADATA, hint)
-        weights = tensors((folder / WEIGHTS).read_bytes())
+        metadata = _read_metadata(read_text_bytes(folder / METADATA), folder / METADATA, hint)
+        weights = tensors(regular(folder / WEIGHTS).read_bytes())
     except FileNotFoundError as error:
         raise InputError(f"{folder} holds no trained model ({error.filename} is missing); {hint}") from error
     except WeightsError as error:

@@ -16,6 +16,7 @@ from anchorfl.pipeline.tracking.mlflow_store import check_driver, is_postgres, o
 from anchorfl.tasks.errors import InputError
 
 LOOPBACK = "127.0.0.1"
+MAX_PORT = 65535
 
 
 def serve(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: bool = False) -> NoReturn:
@@ -42,13 +43,17 @@ def server_command(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: 
     store, base = _store(uri)
     if not _is_loopback(host) and not explicit_host:
         raise InputError(f"{host} can be reached by others and MLflow has no login; ask for it with: --host {host}")
+    if not 1 <= port <= MAX_PORT:
+        raise InputError(f"--port {port}: must be from 1 to {MAX_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just left counts as free
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise InputError(f"cannot listen on {host}:{port} ({error.strerror}); try --port {port + 1}") from error
+            raise InputError(
+                f"cannot listen on {host}:{port} ({error.strerror}); try --port {port % MAX_PORT + 1}"
+            ) from error
     # one worker: four (the default) import MLflow four times and show the same pages to one reader
     listen = ["--host", host, "--port", str(port), "--workers", "1"]
     # for what others log through this server; MLflow's own default is ./mlartifacts of whatever folder it started in

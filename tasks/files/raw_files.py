@@ -19,6 +19,7 @@ from typing import IO, cast
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.decompression import check_growth
+from anchorfl.tasks.files.regular_files import regular
 from anchorfl.tasks.options import TaskOptions
 
 MAX_LINE_BYTES = 1 << 26
@@ -139,6 +140,7 @@ def find_one(folder: Path, pattern: str) -> Path:
 
 def open_bytes(path: Path) -> IO[bytes]:
     """Return a file, plain or gzip by its name. Raises InputError where it may not be read."""
+    regular(path)
     try:
         # the gzip module's file is a binary stream, whatever its stub calls it
         return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")

@@ -26,6 +26,7 @@ from PIL import Image, UnidentifiedImageError
 from anchorfl.tasks.arrays.arrow import Column, Table, chunked_lists, list_parts
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.regular_files import regular
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
@@ -132,7 +133,7 @@ def _fault(path: Path | str, whole: bool) -> str:
         if whole:
             _load(path)
         else:
-            Image.open(path, formats=FORMATS).close()
+            Image.open(regular(Path(path)), formats=FORMATS).close()
     except _FAULTS as error:
         return _reason(error)
     return ""
@@ -140,7 +141,7 @@ def _fault(path: Path | str, whole: bool) -> str:
 
 def _load(path: Path | str) -> Image.Image:
     """Return the image in a file, 8 bits per value. Raises one of ``_FAULTS``."""
-    with Image.open(path, formats=FORMATS) as image:
+    with Image.open(regular(Path(path)), formats=FORMATS) as image:
         if image.mode == "F":
             raise ValueError("its pixels are fractions; store them with 8 or 16 bits")
         if image.mode.startswith("I"):

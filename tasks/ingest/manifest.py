@@ -16,6 +16,7 @@ from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.contract import InputSpec, LabelKind
 from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.files.json_schema import converted, parsed
+from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tasks.options import TaskOptions
 
 FORMAT = 7
@@ -83,7 +84,7 @@ def read_manifest(folder: str) -> Manifest:
     """
     path = f"{folder}/{MANIFEST}"
     try:
-        data = Path(path).read_bytes()
+        data = read_text_bytes(Path(path))
         content: dict[str, Any] = parsed(data, dict[str, Any], path, "")
         version = content.pop("format", None)
         manifest = _manifest_of(content, data) if version == FORMAT else None

@@ -18,6 +18,7 @@ from typing import Any
 from anchorfl.pipeline.cli.main import EXIT_INPUT
 from anchorfl.pipeline.terminal import say, say_error
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tuning.clusters import rules, security
 from anchorfl.tuning.clusters.nodes import Config, Fault, gpus, machine, node_path, workers
 from anchorfl.tuning.clusters.rules import Demand, Versions
@@ -41,7 +42,7 @@ def check(options: argparse.Namespace) -> int:
     """Print every fault, one line each, and return 2; or what to type next, and return 0. InputError: no such file."""
     demand = _demand(options)
     try:
-        text = options.file.read_text(encoding="utf-8")
+        text = read_text_bytes(options.file).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{options.file}: cannot be read ({error}); name a cluster file") from error
     config, faults = faults_of(text, demand, versions_here())

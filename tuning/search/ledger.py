@@ -15,6 +15,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed, type_error
+from anchorfl.tasks.files.regular_files import regular
 
 Event = dict[str, Any]
 
@@ -98,7 +99,7 @@ class Ledger:
         """
         if not self.path.exists():
             return
-        data = self.path.read_bytes()
+        data = regular(self.path).read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         self._whole, self._torn = len(whole), len(whole) < len(data)
         hint = (

@@ -17,6 +17,7 @@ from anchorfl.pipeline.storage.places import seal_of, with_own_places
 from anchorfl.pipeline.storage.run_folder import RUNS
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted, parsed
+from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_metric, resolve_rounds
 from anchorfl.tuning.search.search_space import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
 
@@ -121,7 +122,7 @@ def resumed_plan(folder: Path, changes: Mapping[str, Any], places: Mapping[str, 
 def load_plan(folder: Path, changes: Mapping[str, Any]) -> SweepPlan:
     """Read the plan of a sweep's folder. changes: options that a resumption may change. InputError: there is none."""
     try:
-        text = (folder / PLAN_FILE).read_bytes()
+        text = read_text_bytes(folder / PLAN_FILE)
     except FileNotFoundError as error:
         known = sorted(p.parent.name for p in RUNS.glob(f"*/{PLAN_FILE}"))
         raise InputError(f"{folder} holds no sweep; sweeps in {RUNS}/: {', '.join(known) or 'none'}") from error
