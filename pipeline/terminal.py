@@ -13,7 +13,7 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import TextIO
 
-from anchorfl.tasks.errors import escaped
+from anchorfl.tasks.errors import escaped, escaped_lines
 
 ERASE = "\r\x1b[2K"
 """What empties the line of the cursor."""
@@ -30,7 +30,7 @@ def say(text: object = "", *, file: TextIO | None = None) -> None:
     if _live is not None:
         print(ERASE, end="", file=_live, flush=True)
         _live = None
-    print("\n".join(map(escaped, str(text).split("\n"))), file=file or sys.stdout, flush=True)
+    print(escaped_lines(str(text)), file=file or sys.stdout, flush=True)
 
 
 def say_error(text: object) -> None:
@@ -109,6 +109,7 @@ def table(
 
 
 def _cell(text: str, most: int | None) -> list[str]:
+    text = escaped(text)
     return [text] if most is None or len(text) <= most else wrap(text, most)
 
 

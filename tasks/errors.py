@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 MAX_MESSAGE_CHARS = 1500
@@ -14,6 +15,22 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def escaped_lines(text: str) -> str:
+    """Return a text of several lines, each as ``escaped`` does."""
+    return "\n".join(map(escaped, text.split("\n")))
+
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def has_controls(text: str) -> bool:
+    """Return whether a name holds control characters, line ends, or marks that turn the direction of writing.
+
+    Names travel: into tables, pages and records, which others show as they are.
+    """
+    return _CONTROLS.search(text) is not None
 
 
 def plain_line(text: str) -> str:

@@ -92,6 +92,7 @@ def run_console(main: Callable[[], int]) -> None:
     # A deprecation in a library is for its developers, not for the reader of a progress line.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.showwarning = _say_warning
     try:
         code = main()
         sys.stdout.flush()
@@ -99,6 +100,11 @@ def run_console(main: Callable[[], int]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_PIPE
     sys.exit(EXIT_TERMINATED if code == EXIT_INTERRUPT and signals.received() else code)
+
+
+def _say_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+    """Print a warning as one line: of a library's source the reader knows nothing, and it may quote a file."""
+    say_error(f"anchorfl: {category.__name__}: {InputError(str(message))}")
 
 
 def _dispatch(arguments: list[str], raw: RawCommands, more: Callable[[Add], None] | None) -> int:

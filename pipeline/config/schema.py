@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tree
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.json_schema import LARGEST
 from anchorfl.tasks.registry import TASKS
 
@@ -95,6 +95,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         if value is None or value == "none":
             return None
         return _typed(next(h for h in get_args(hint) if h is not type(None)), value, where)
+    if isinstance(value, str) and has_controls(value):
+        raise InputError(f"{where} = {value!r}: holds control characters or a line end; leave them out")
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     raise InputError(f"{where} = {value!r}: must be {getattr(hint, '__name__', hint)}, not {type(value).__name__}")

@@ -17,7 +17,7 @@ from anchorfl.pipeline.results.curves import draw
 from anchorfl.pipeline.storage.atomic_files import write_atomically, write_csv
 from anchorfl.pipeline.storage.run_folder import read_result
 from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_metadata, with_final_scores
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, escaped
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
 SPLITS = ("validation/", "test/")
@@ -292,7 +292,7 @@ def _grouped_rows(groups: Sequence[Group], heads: dict[str, str]) -> list[list[s
 
 
 def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    safe = [[escaped(cell).replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in [safe[0], ["---"] * len(safe[0]), *safe[1:]])
 
 

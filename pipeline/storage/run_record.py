@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically, write_json
 from anchorfl.pipeline.storage.named_files import named_files
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.json_schema import parsed, type_error
 from anchorfl.tasks.files.regular_files import regular
 
@@ -25,6 +25,8 @@ FINAL_SCORES = "final_scores"
 """Folder of a run: the test scores of the selected round, where they were taken at the end."""
 COMMUNICATION = ("communication/download_bytes", "communication/upload_bytes")
 """Metrics of a round: what all its clients got and sent."""
+SHOWN = ("name", "experiment", "params", "datasets", "artifacts")
+"""Fields of run.json that others show as they are."""
 LARGEST = 1e100
 """No finite metric is larger: losses and norms are those of float32 numbers."""
 
@@ -92,6 +94,8 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     metadata = read_json(folder / "run.json")
     if metadata and (fault := type_error(metadata, RunMetadata)):
         raise InputError(f"{folder / 'run.json'} is damaged ({fault}); restore it from a copy")
+    if metadata and any(map(has_controls, _texts({name: metadata[name] for name in SHOWN}))):
+        raise InputError(f"{folder / 'run.json'} holds names with control characters; restore it from a copy")
     return metadata
 
 
@@ -99,6 +103,19 @@ def check_artifacts(folder: Path) -> None:
     """Raise InputError where ``run.json`` names a file as an artifact that is not one of the run folder's."""
     for name in read_metadata(folder).get("artifacts", []):
         named_files(folder, name, folder / "run.json")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a value out of JSON, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _portable(value: float) -> float | str:
@@ -137,6 +154,8 @@ def _record(line: bytes) -> RoundRecord:
     classes = {k: {c: _figure(v) for c, v in row.items()} for k, row in content.get("per_class", {}).items()}
     if any(row.keys() != next(iter(classes.values())).keys() for row in classes.values()):
         raise ValueError("scores of other classes in one round")
+    if any(map(has_controls, [*metrics, *classes, *next(iter(classes.values()), ())])):
+        raise ValueError("a name with control characters")
     return RoundRecord(content["round"], content["time"], metrics, classes)
 
 

@@ -19,7 +19,7 @@ from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import InputSpec, LabelKind, Objective
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.json_schema import converted, parsed, type_error
 from anchorfl.tasks.files.regular_files import read_text_bytes, regular
 from anchorfl.tasks.metrics.scores import Metrics
@@ -130,7 +130,10 @@ def _read_metadata(data: bytes, where: Path, hint: str) -> ModelMetadata:
     if metadata.get("format") != FORMAT:
         raise InputError(f"{where} has format {metadata.get('format')}, this version reads {FORMAT}")
     fault = type_error(metadata, ModelMetadata) or type_error(metadata["input"], InputSpec, "input")
-    if fault := fault or type_error(metadata["model"], ModelOptions, "model"):
+    fault = fault or type_error(metadata["model"], ModelOptions, "model")
+    if not fault and any(map(has_controls, metadata["class_names"])):
+        fault = "a class name with control characters"
+    if fault:
         raise InputError(f"{where} is damaged ({fault}); {hint}")
     found: ModelMetadata = metadata
     return found

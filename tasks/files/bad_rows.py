@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 from anchorfl.tasks.arrays.arrow import Table
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, escaped
 from anchorfl.tasks.options import TaskOptions
 
 KEY = b"anchorfl.skipped"
@@ -36,7 +36,7 @@ class BadRows:
             raise InputError(f"{message}, or leave such rows out with --task.on_bad_row skip")
         self.count += 1
         if len(self.listed) < LISTED:
-            self.listed.append(message)
+            self.listed.append(escaped(message))
 
     def noted(self, table: Table) -> Table:
         """Return the table with this account in its metadata, where ``skipped`` finds it."""

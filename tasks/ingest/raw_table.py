@@ -17,7 +17,7 @@ from anchorfl.tasks.arrays.disclosure import known_matrix
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import CLASS_NAMES, LabelKind, Task
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.files.split_leaks import leaked_rows
@@ -204,6 +204,8 @@ def _check_names(names: Sequence[str], task: str) -> None:
     """Raise InputError where two classes have one name, or names that differ by case, spaces or underscores only."""
     first = dict[str, str]()
     for name in names:
+        if has_controls(name):
+            raise InputError(f"{task}: class name {name!r} holds control characters or a line end; rename it")
         key = re.sub(r"[\s_]+", " ", name).strip().casefold()
         if key in first:
             raise InputError(

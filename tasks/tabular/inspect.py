@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table, list_parts
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Task
+from anchorfl.tasks.errors import escaped
 from anchorfl.tasks.files.bad_rows import BadRows, skipped
 from anchorfl.tasks.files.split_leaks import leaked_rows
 from anchorfl.tasks.ingest.raw_table import SPLITS, given_labels, validate_table
@@ -52,7 +53,8 @@ class Inspection:
         """Return all of it as text."""
         items = [f"  - {line}" for line in (*self.stops, *self.problems)]
         head = "stops a run, and other problems" if self.stops else "problems"
-        return "\n".join([*self.lines, "", f"{head}: {'none found' if not items else ''}".rstrip(), *items])
+        lines = [*self.lines, "", f"{head}: {'none found' if not items else ''}".rstrip(), *items]
+        return "\n".join(map(escaped, lines))
 
 
 @dataclass(frozen=True, slots=True)

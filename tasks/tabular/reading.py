@@ -23,7 +23,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.decompression import NUMBERS, check_growth
 from anchorfl.tasks.files.raw_files import open_bytes, open_text
@@ -150,6 +150,8 @@ def open_file(path: Path, bad: BadRows) -> TableFile:
     twice = [column for column, count in Counter(names).items() if count > 1]
     if twice:
         raise InputError(f"{path}: two columns are called {twice[0]!r}; rename one")
+    if odd := [column for column in names if has_controls(column)]:
+        raise InputError(f"{path}: the name of column {odd[0]!r} holds control characters or a line end; rename it")
     if not rows:
         raise InputError(f"{path}: the table has no row")
     schema = content.schema if isinstance(content, pa.Table) else content.schema_arrow

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anchorfl.tasks.contract import Columns, LabelKind
-from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.raw_files import open_text
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.cell_types import all_images, check_cells
@@ -309,6 +309,8 @@ def check_names(names: Sequence[str], where: str, *, exact: bool = False) -> Non
     """
     seen = dict[str, str]()
     for name in names:
+        if has_controls(name):
+            raise InputError(f"{where}: class name {name!r} holds control characters or a line end; rename it")
         key = name if exact else _seen(name)
         if not key or key in seen:
             both = "one is empty"

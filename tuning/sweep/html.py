@@ -11,6 +11,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from anchorfl.tasks.errors import escaped, escaped_lines
 from anchorfl.tuning.sweep.plots import png, svg
 
 STYLE = """
@@ -42,21 +43,26 @@ class Block:
     """Text below table or figure."""
 
 
+def _text(text: str) -> str:
+    """Return a text for HTML. A name out of a file is not to turn the direction of what follows."""
+    return escape(escaped_lines(text))
+
+
 def html(title: str, blocks: Sequence[Block]) -> str:
     """Return one HTML page with its style and figures inside."""
-    parts = [f"<h1>{escape(title)}</h1>"]
+    parts = [f"<h1>{_text(title)}</h1>"]
     for block in blocks:
         if block.title:
-            parts.append(f"<h2>{escape(block.title)}</h2>")
+            parts.append(f"<h2>{_text(block.title)}</h2>")
         if block.rows:
             parts.append(_table(block.rows))
         if block.picture:
-            caption = "".join(f"<figcaption>{escape(text)}</figcaption>" for text in block.paragraphs)
+            caption = "".join(f"<figcaption>{_text(text)}</figcaption>" for text in block.paragraphs)
             parts.append(f"<figure>{svg(block.picture)}{caption}</figure>")
             continue
         kind = ' class="note"' if block.rows else ""
-        parts += [f"<p{kind}>{escape(text)}</p>" for text in block.paragraphs]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+        parts += [f"<p{kind}>{_text(text)}</p>" for text in block.paragraphs]
+    head = f'<meta charset="utf-8"><title>{_text(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
@@ -67,13 +73,13 @@ def markdown(title: str, blocks: Sequence[Block], folder: Path) -> str:
         if block.title:
             parts.append(f"## {block.title}")
         if block.rows:
-            safe = [[cell.replace("|", "\\|") for cell in row] for row in block.rows]
+            safe = [[escaped(cell).replace("|", "\\|") for cell in row] for row in block.rows]
             parts.append("\n".join("| " + " | ".join(r) + " |" for r in [safe[0], ["---"] * len(safe[0]), *safe[1:]]))
         if block.picture:
             png(block.picture, folder / block.file)
             parts.append(f"![{block.title}]({folder.name}/{block.file})")
         parts += block.paragraphs
-    return "\n\n".join(parts) + "\n"
+    return escaped_lines("\n\n".join(parts) + "\n")
 
 
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
@@ -88,7 +94,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     numeric = [all(_is_number(row[i]) for row in body) for i in range(len(head))]
 
     def line(row: Sequence[str], tag: str) -> str:
-        cells = (f"<{tag}{' class=n' if numeric[i] else ''}>{escape(cell)}</{tag}>" for i, cell in enumerate(row))
+        cells = (f"<{tag}{' class=n' if numeric[i] else ''}>{_text(cell)}</{tag}>" for i, cell in enumerate(row))
         return f"<tr>{''.join(cells)}</tr>"
 
     top = f"<thead>{line(head, 'th')}</thead>" if any(head) else ""
