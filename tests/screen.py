@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -44,6 +45,12 @@ def rows_of(text: str, width: int) -> list[str]:
     return rows
 
 
+def _own_terminal() -> None:
+    """Take the terminal that is standard input, and heed its Ctrl-C, which a shell's background ignores."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def in_terminal(
     arguments: Sequence[str], folder: Path, columns: int = 80, keys: str = "", after: str = ""
 ) -> tuple[int, str]:
@@ -58,7 +65,7 @@ def in_terminal(
     code = "from anchorfl.tuning.cli import console; console()"
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments], cwd=folder, env=own, stdin=follower, stdout=follower,
-        stderr=follower, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        stderr=follower, start_new_session=True, preexec_fn=_own_terminal,
     ) as process:  # fmt: skip
         os.close(follower)
         written = b""

@@ -166,7 +166,7 @@ def test_a_current_folder_that_takes_no_file(there, fails, monkeypatch):
 
 def test_a_run_folder_that_is_deleted_meanwhile(there, fails, monkeypatch):
     monkeypatch.setattr(Progress, "round", lambda self, *_: shutil.rmtree("out", ignore_errors=True))
-    fails(["run", "digits/fedavg", *SMALL, "--output", "out"], "/out/")
+    fails(["run", "digits/fedavg", *SMALL, "--output", "out"], "/out")
 
 
 @pytest.mark.parametrize("command", ["resume", "compare", "diagnose", "report", "sync"])
