@@ -62,7 +62,8 @@ def places_of_commands() -> Iterator[tuple[str, list[str]]]:
     """Yield command lines with ``BAD`` in place of one text: of every argument of every command with a parser."""
 
     def walk(parser, words):
-        actions = [a for a in parser._actions if a.dest not in ("help", "version")]
+        # what has a section is an option of a run, as above, and need not be used of a finished one
+        actions = [a for a in parser._actions if a.dest not in ("help", "version") and "." not in a.dest]
         for action in actions:
             if isinstance(action, argparse._SubParsersAction):
                 for name, sub in action.choices.items():
