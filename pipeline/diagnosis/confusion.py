@@ -14,7 +14,7 @@ from anchorfl.tasks.arrays.arrow import Ints
 
 
 def count_confusion(true_N: Ints, predicted_N: Ints, classes: int) -> Ints:
-    """Count the rows of each true class (first axis) that were taken for each class: [C, C]."""
+    """Count the rows of each true class (first axis) that were predicted as each class: [C, C]."""
     return np.bincount(true_N * classes + predicted_N, minlength=classes * classes).reshape(classes, classes)
 
 
@@ -40,5 +40,5 @@ def confusion(analysis: Analysis, out: Path) -> PartResult:
     summary = f"confusion after round {analysis.last.round}: {right:.1f} % of {count_CC.sum()} test rows right"
     if off_CC.any():
         names = analysis.class_names
-        summary += f"; most often {names[true]} is taken for {names[taken]} ({off_CC[true, taken]} rows)"
+        summary += f"; most often {names[true]} is predicted as {names[taken]} ({off_CC[true, taken]} rows)"
     return PartResult({}, (summary,))

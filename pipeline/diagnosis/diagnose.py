@@ -78,8 +78,8 @@ def diagnose(
         analysis = open_analysis(folder, log, places)
         if len(analysis.rounds()) == 1:
             log(
-                f"{folder}: only round {analysis.last.round} is there; --evaluation.save_state_every 1 keeps every"
-                " round of a new run"
+                f"{folder}: only round {analysis.last.round} is there, so nothing is drawn against rounds;"
+                " --evaluation.save_state_every 1 keeps every round of a new run"
             )
         draft, older = folder / f".{FOLDER}", folder / f".{FOLDER}-older"
         if older.exists() and not (folder / FOLDER).exists():

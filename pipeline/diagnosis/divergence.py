@@ -109,7 +109,7 @@ def row_ids(prepared: Prepared, client: int) -> Ints:
 
 
 def divergence(analysis: Analysis, out: Path, *, clients: tuple[int, int], pairs: int, cap: int) -> PartResult:
-    """Write ``divergence.csv`` and ``divergence.png``: every comparison in every round whose state is there.
+    """Write ``divergence.csv``: every comparison in every round whose state is there; of several, ``divergence.png``.
 
     The rows are always the same. Local models are compared in rounds from which they can be trained
     (``Analysis.trainable``).
@@ -163,7 +163,8 @@ def _write(rows: Sequence[tuple[int, Contrast, float]], out: Path, facts: dict[s
     for round_, c, d in rows:
         by_kind.setdefault(c.kind, {}).setdefault(round_, []).append(d)
     curves = {KINDS[kind]: {r: np.array(v) for r, v in by_round.items()} for kind, by_round in by_kind.items()}
-    draw_divergence(curves, out / "divergence.png")
+    if len({round_ for round_, _, _ in rows}) > 1:
+        draw_divergence(curves, out / "divergence.png")
     metrics: dict[int, dict[str, float]] = {}
     for kind, by_round in by_kind.items():
         for round_, values in by_round.items():

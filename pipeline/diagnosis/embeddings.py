@@ -119,9 +119,9 @@ def embeddings(analysis: Analysis, out: Path, *, clusters: int, log: Log) -> Par
     if beside_CC is not None:
         rho, pairs = rank_correlation(cosine_CC, beside_CC)
         every = math.comb(len(names), 2)
-        known = f"{every} pairs" if pairs == every else f"the {pairs} of {every} pairs whose {beside.short} is known"
+        known = f"{pairs}" if pairs == every else f"the {pairs} known of {every}"
         summary.append(
-            f"Spearman's rank correlation of cosine and {beside.short} over {known} of classes {share_text(rho)}"
+            f"Spearman's rank correlation of cosine and {beside.short} over {known} pairs of classes {share_text(rho)}"
         )
         metrics = {"classes/spearman": rho} if np.isfinite(rho) else {}
     draw_matrices(cosine_CC, beside_CC, beside, order_C, cluster_C, names, metrics.get("classes/spearman"), out)

@@ -1,4 +1,4 @@
-"""The figures of a diagnosis, as PNG. Every number in them stands in a table beside them.
+"""The figures of a diagnosis. Every number in them stands in a table beside them.
 
 Shape suffixes: R rounds, C classes, K models, N test rows.
 """
@@ -11,34 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib import colormaps
+from matplotlib import colormaps, patheffects
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
 from anchorfl.pipeline.diagnosis.result import Floats
-from anchorfl.pipeline.results.curves import short
-from anchorfl.pipeline.storage.atomic_files import write_figure
+from anchorfl.pipeline.results.picture import MARKERS, STYLES, new_figure, save, short
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 
 Pixels = npt.NDArray[np.uint8]
 COLORED, LABELS, NAME = 20, 60, 24
 """Classes with a color of their own, the others are grey; names at axes with so few ticks; longer names are cut."""
+RINGS = (14, 26, 40, 56)
+"""Distances in points at which the name of a cluster is tried where it would cover another."""
 CELLS = 400
 """Numbers stand in the cells of so small a matrix."""
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # no pyplot: no global figures, no display needed
-    return figure
-
-
-def _save(figure: Figure, path: Path) -> None:
-    write_figure(path, figure, dpi=130, metadata={"Software": None})
 
 
 def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> None:
@@ -46,12 +36,13 @@ def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> N
 
     values: what is compared -> round -> distances.
     """
-    figure = _figure(6.4, 4.0)
+    figure = new_figure(6.4, 4.0)
     ax = figure.subplots()
     for number, (label, by_round) in enumerate(values.items()):
         rounds, color = list(by_round), colormaps["tab10"](number)
         stack = [by_round[r] for r in rounds]
-        ax.plot(rounds, [v.mean() for v in stack], "o-", markersize=3, color=color, label=label)
+        style = f"{MARKERS[number]}{STYLES[number]}"
+        ax.plot(rounds, [v.mean() for v in stack], style, markersize=4, color=color, label=label)
         ax.fill_between(
             rounds, [v.min() for v in stack], [v.max() for v in stack], color=color, alpha=0.15, linewidth=0
         )
@@ -60,16 +51,15 @@ def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> N
     ax.set_ylim(top=2.05)
     ax.grid(alpha=0.3)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if values:
-        figure.legend(loc="outside lower center", ncols=3, frameon=False, title="mean; band: least to largest")
-    _save(figure, path)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, title="mean; band: least to largest")
+    save(figure, path)
 
 
 def draw_precision(
     rounds: Sequence[int], whole: Mapping[str, Floats], precision_RC: Floats, names: Sequence[str], path: Path
 ) -> None:
     """Draw precision, coverage and chance over all classes against rounds, and beside them precision of every class."""
-    figure = _figure(11.0, 2.4 + min(10.0, max(2.0, 0.2 * len(names))))
+    figure = new_figure(11.0, 2.4 + min(10.0, max(2.0, 0.2 * len(names))))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
     for (label, values_R), style in zip(whole.items(), ("o-", "s--", "^:"), strict=True):
         left.plot(rounds, 100 * values_R, style, markersize=3, label=label)
@@ -83,26 +73,27 @@ def draw_precision(
         np.ma.masked_invalid(percent_CR), aspect="auto", cmap=shades, vmin=0, vmax=100, interpolation="nearest"
     )
     if precision_RC.size <= CELLS:
-        _numbers(right, percent_CR, "{:.0f}", percent_CR < 55)
+        _numbers(right, percent_CR, 0, percent_CR < 55)
     right.set_xticks(range(len(rounds)), [str(r) for r in rounds], size=7, rotation=90 if len(rounds) > 20 else 0)
     if len(names) <= LABELS:
         right.set_yticks(range(len(names)), [short(n, NAME) for n in names], size=7)
     right.set(xlabel="round", title="precision of every class (white: no pseudo-positive)")
     figure.colorbar(image, ax=right, label="percent")
-    _save(figure, path)
+    save(figure, path)
 
 
-def _numbers(ax: Axes, values_AB: Floats, form: str, dark_AB: Bools) -> None:
-    """Write the values into their cells, white where the cell is dark."""
+def _numbers(ax: Axes, values_AB: Floats, digits: int, dark_AB: Bools) -> None:
+    """Write the values that are no NaN into their cells, with so many decimals, white where the cell is dark."""
     for a, b in np.argwhere(np.isfinite(values_AB)):
         color = "white" if dark_AB[a, b] else "black"
-        ax.text(b, a, form.format(values_AB[a, b]), ha="center", va="center", size=6, color=color)
+        value = round(float(values_AB[a, b]), digits) + 0.0  # never -0.00
+        ax.text(b, a, f"{value:.{digits}f}", ha="center", va="center", size=6, color=color)
 
 
 def _label_cells(ax: Axes, values_CC: Floats, names: Sequence[str], dark_CC: Bools) -> None:
     """Write the values of a small matrix into its cells, and the classes' names at its axes where they have room."""
     if values_CC.size <= CELLS:
-        _numbers(ax, values_CC, "{:.2f}", dark_CC)
+        _numbers(ax, values_CC, 2, dark_CC)
     if len(names) <= LABELS:
         labels = [short(name, NAME) for name in names]
         ax.set_xticks(range(len(names)), labels, rotation=90, size=7)
@@ -112,7 +103,8 @@ def _label_cells(ax: Axes, values_CC: Floats, names: Sequence[str], dark_CC: Boo
 def draw_frames(
     plane_KN2: Floats, class_N: Ints, names: Sequence[str], aware_KC: Bools, titles: Sequence[str], path: Path
 ) -> None:
-    """Draw one panel per model, all in one frame: colors are classes, the points of the other models are grey behind.
+    """Draw one panel per model, all in one frame: colors are classes, which have their names where these have room; the
+    points of the other models are grey behind.
 
     aware_KC: classes that a model's client identifies are dots, the others crosses.
     """
@@ -120,13 +112,13 @@ def draw_frames(
     colored = np.sort(classes[np.argsort(-count_C, kind="stable")][:COLORED])
     palette = colormaps["tab10" if len(colored) <= 10 else "tab20"]
     color_of = {int(c): palette(k) for k, c in enumerate(colored)}
-    figure = _figure(4.3 * len(titles), 5.2 + 0.17 * np.ceil(len(colored) / 5))
+    figure = new_figure(4.3 * len(titles), 5.2 + 0.17 * np.ceil(len(colored) / 5))
     axes = figure.subplots(1, len(titles), sharex=True, sharey=True, squeeze=False)[0]
     size = 9 if len(class_N) < 800 else 5
     for model, (ax, title) in enumerate(zip(axes, titles, strict=True)):
         for behind in range(len(plane_KN2)):
             if behind != model:
-                ax.scatter(*plane_KN2[behind].T, s=3, color="0.88", linewidths=0, rasterized=True)
+                ax.scatter(*plane_KN2[behind].T, s=3, color="0.8", linewidths=0, rasterized=True)
         for c in classes.tolist():
             known = bool(aware_KC[model, c])
             style = {"marker": "o", "linewidths": 0} if known else {"marker": "x", "linewidths": 0.7}
@@ -141,9 +133,38 @@ def draw_frames(
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(len(handles), 10 if len(handles) <= 10 else 5),
         frameon=False, columnspacing=1.0, handletextpad=0.1, fontsize=9,
-        title=f"dot: the client identifies the class, cross: it does not; light grey: the other models{more}",
+        title=f"dot: the client identifies the class, cross: it does not; grey: the other models{more}",
     )  # fmt: skip
-    _save(figure, path)
+    figure.draw_without_rendering()  # where the panels lie, which decides where a name has room
+    for model, ax in enumerate(axes):
+        _name_clusters(ax, {short(names[int(c)], NAME): plane_KN2[model][class_N == c] for c in colored})
+    save(figure, path)
+
+
+def _name_clusters(ax: Axes, points: Mapping[str, Floats]) -> None:
+    """Write each name at the median of its points [K, 2], or near it with a line there; none over another.
+
+    A name that has no room near its points is left out.
+    """
+    taken: list[Bbox] = []
+    offsets = [(0.0, 0.0)] + [(r * np.cos(a), r * np.sin(a)) for r in RINGS for a in np.arange(8) * np.pi / 4]
+    halo = [patheffects.withStroke(linewidth=2.5, foreground="white")]
+    for name, xy_K2 in points.items():
+        anchor = xy_K2[np.square(xy_K2 - np.median(xy_K2, axis=0)).sum(1).argmin()]
+        text = ax.annotate(
+            name, anchor, xytext=(0, 0), textcoords="offset points", size=8, ha="center", va="center", zorder=5,
+            path_effects=halo, arrowprops={"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
+        box = text.get_window_extent().padded(1)
+        for offset in offsets:
+            moved = box.translated(*(distance * ax.figure.dpi / 72 for distance in offset))
+            inside = all(ax.bbox.contains(*corner) for corner in (moved.min, moved.max))
+            if inside and not any(moved.overlaps(other) for other in taken):
+                text.xyann = offset
+                taken.append(moved)
+                break
+        else:
+            text.remove()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +201,7 @@ def draw_matrices(
     """
     classes, panels = len(order_C), 1 if beside_CC is None else 2
     side = min(11.0, max(4.2, 0.34 * classes + 1.6))
-    figure = _figure(side * panels + 0.6, side + 0.3)
+    figure = new_figure(side * panels + 0.6, side + 0.3)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     apart = float(np.abs(cosine_CC[~np.eye(classes, dtype=np.bool_)]).max(initial=0.0)) or 1.0
     shown = [(cosine_CC, "cosine of class embeddings", "RdBu_r", -apart, apart)]
@@ -195,7 +216,7 @@ def draw_matrices(
         shown.append((beside_CC, f"{beside.title}{with_rho}", colors, low, top))
     for ax, panel in zip(axes, shown, strict=True):
         _matrix(ax, *panel, order_C, cluster_C, names)
-    _save(figure, out / "class_embeddings.png")
+    save(figure, out / "class_embeddings.png")
 
 
 def _matrix(
@@ -236,7 +257,7 @@ def _matrix(
 def draw_images(images_TC: Pixels, names: Sequence[str], heads: Sequence[str], path: Path) -> None:
     """Draw a row for each class, a column for each head. images_TC: [T, C, channels, H, W], 0..255, grey or color."""
     columns, classes = images_TC.shape[:2]
-    figure = _figure(0.9 * columns + 1.8, 0.9 * classes + 0.4)
+    figure = new_figure(0.9 * columns + 1.8, 0.9 * classes + 0.4)
     for (c, t), ax in np.ndenumerate(figure.subplots(classes, columns, squeeze=False)):
         pixels = images_TC[t, c].transpose(1, 2, 0)
         grey = pixels.shape[2] == 1
@@ -247,18 +268,21 @@ def draw_images(images_TC: Pixels, names: Sequence[str], heads: Sequence[str], p
             ax.set_title(heads[t], size=8)
         if t == 0:
             ax.set_ylabel(short(names[c], NAME), size=8, rotation=0, ha="right", va="center")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_confusion(count_CC: Ints, names: Sequence[str], path: Path) -> None:
-    """Draw shares of each true class (a row); numbers in the cells where there are few classes."""
-    classes = len(names)
-    share_CC = count_CC / np.maximum(1, count_CC.sum(1, keepdims=True))
+    """Draw shares of each true class (a row); numbers in the cells, but in those of 0, where there are few classes."""
+    classes, rows_C = len(names), count_CC.sum(1)
+    share_CC = count_CC / np.maximum(1, rows_C[:, None])
     side = min(11.0, max(4.2, 0.4 * classes + 1.8))
-    figure = _figure(side + 0.6, side)
+    figure = new_figure(side + 0.6, side)
     ax = figure.subplots()
     image = ax.imshow(share_CC, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    _label_cells(ax, share_CC, names, share_CC > 0.6)
-    ax.set(xlabel="taken for", ylabel="true class")
-    figure.colorbar(image, ax=ax, fraction=0.046, pad=0.02).ax.tick_params(labelsize=7)
-    _save(figure, path)
+    _label_cells(ax, np.where(count_CC, share_CC, np.nan), names, share_CC > 0.6)
+    if classes <= LABELS:
+        ax.set_yticks(range(classes), [f"{short(n, NAME)} ({rows})" for n, rows in zip(names, rows_C, strict=True)])
+    ax.set(xlabel="predicted class", ylabel="true class (test rows)")
+    bar = figure.colorbar(image, ax=ax, fraction=0.046, pad=0.02, label="share of the true class")
+    bar.ax.tick_params(labelsize=7)
+    save(figure, path)

@@ -112,7 +112,10 @@ def annotate(analysis: Analysis, round_: int, client: int, card: Card, sent: Any
 
 
 def pseudo_labels(analysis: Analysis, out: Path, log: Log) -> PartResult:
-    """Write ``pseudo_labels.csv``: counts and shares per class and in all, by round (``Analysis.trainable``)."""
+    """Write ``pseudo_labels.csv``: counts and shares per class and in all, by round (``Analysis.trainable``).
+
+    Of several rounds also ``pseudo_labels.png``.
+    """
     clients = [c for c in analysis.server.cards if c.num_examples]
     ids = {c.client: row_ids(analysis.prepared, c.client) for c in clients}
     truth: Truth | None = None
@@ -148,11 +151,12 @@ def _write(names: tuple[str, ...], counts_by_round: dict[int, Counts], out: Path
         values |= {f"precision/{name}": float(each["precision"][c]) for c, name in enumerate(names)}
         metrics[round_] = {n: v for n, v in values.items() if np.isfinite(v)}
     write_table(out / "pseudo_labels.csv", ("round", "class", *COLUMNS), rows)
-    tables = [counts.table() for counts in counts_by_round.values()]
-    total = [counts.total().table() for counts in counts_by_round.values()]
-    whole = {n: np.array([float(t[n][0]) for t in total]) for n in ("precision", "coverage", "chance")}
-    precision_RC = np.stack([np.asarray(t["precision"], dtype=np.float64) for t in tables])
-    draw_precision(list(counts_by_round), whole, precision_RC, names, out / "pseudo_labels.png")
+    if len(counts_by_round) > 1:
+        tables = [counts.table() for counts in counts_by_round.values()]
+        total = [counts.total().table() for counts in counts_by_round.values()]
+        whole = {n: np.array([float(t[n][0]) for t in total]) for n in ("precision", "coverage", "chance")}
+        precision_RC = np.stack([np.asarray(t["precision"], dtype=np.float64) for t in tables])
+        draw_precision(list(counts_by_round), whole, precision_RC, names, out / "pseudo_labels.png")
     ends = dict.fromkeys((next(iter(counts_by_round)), list(counts_by_round)[-1]))
     lines = (f"pseudo-positives after round {r}: {_summary(counts_by_round[r].total())}" for r in ends)
     return PartResult(metrics, tuple(lines))

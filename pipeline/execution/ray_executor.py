@@ -196,9 +196,7 @@ class RayExecutor:
                 self.actor_pool.kill_actor(call.slot)
                 cohort.waiting.extend(call.clients)
 
-    def _submit(
-        self, cohort: Cohort, running: dict[Any, InFlightCall], dispatch: Dispatch, start: StartCall
-    ) -> None:
+    def _submit(self, cohort: Cohort, running: dict[Any, InFlightCall], dispatch: Dispatch, start: StartCall) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
         busy, retried = {call.slot for call in running.values()}, {failure.client for failure in cohort.retried}
         started = self.actor_pool.started_slots

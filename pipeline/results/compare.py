@@ -27,7 +27,7 @@ ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
 """Rounds of which a score is: end of its name in ``RunSummary.values`` -> head of its column."""
 COSTS = {"megabytes": "MB", "seconds": "s/round"}
 """Name in ``RunSummary.values`` -> head of its column."""
-FILES = ("comparison.md", "comparison.csv", "curves.png")
+FILES = ("comparison.md", "comparison.csv", "curves.png", "curves.svg")
 IN_FILES = "last5"
 """Of ``ROUNDS``, what stands in comparison.md and comparison.csv alone: a terminal is narrow."""
 LEGEND = (
@@ -120,7 +120,7 @@ def load_run(folder: Path) -> RunSummary:
 
 
 def compare(folders: Iterable[Path], out: Path | None, width: int | None = None) -> Comparison:
-    """Compare runs in a table; with ``out`` also write comparison.md, comparison.csv and curves.png there.
+    """Compare runs in a table; with ``out`` also write comparison.md, comparison.csv, curves.png and curves.svg there.
 
     width: columns that the text may take; None: any number. Raises InputError where a folder holds no run, or no
     folder is given.
@@ -308,7 +308,7 @@ def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markd
         facts = [run.name, run.folder, run.task, run.method, run.seed, run.status, run.records[-1].round]
         rows.append([*facts, *cells])
     write_csv(out / "comparison.csv", rows)
-    panels = {f"test/{m.name}": f"{m.shown} (%)" for family in _families(runs) for m in family.compared}
+    panels = {f"test/{m.name}": f"test {m.shown} (%)" for family in _families(runs) for m in family.compared}
     curves = {
         group.label: [
             {key: {r.round: r.metrics[key] for r in run.records if key in r.metrics} for key in panels}

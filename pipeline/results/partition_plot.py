@@ -8,14 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from anchorfl.pipeline.results.curves import short, verbatim
-from anchorfl.pipeline.storage.atomic_files import write_figure
+from anchorfl.pipeline.results.picture import new_figure, save, short, verbatim
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.manifest import Manifest
 
@@ -23,6 +21,8 @@ CELLS, LABELS = 600, 60
 """Numbers stand in the cells of so small a picture; names at axes with so few ticks."""
 LARGEST = 4_000_000
 """Cells that are drawn at most."""
+UNEVEN = 10
+"""The rows of classes have a logarithmic axis where the largest class has so many times those of the smallest."""
 IDENTIFIED, UNKNOWN = colormaps["Blues"], colormaps["Greys"]
 
 
@@ -32,7 +32,7 @@ def fits(manifest: Manifest) -> bool:
 
 
 def draw_partition(manifest: Manifest, histogram: ClassHistogram, path: Path, title: str = "") -> None:
-    """Write a PNG of a partition. The same federation gives the same bytes.
+    """Write a PNG and an SVG of a partition. The same federation gives the same bytes.
 
     Left: clients x classes, blue where the client identifies the class, grey where it holds rows of it without knowing.
     Right: the rows of each class in descending order.
@@ -43,20 +43,24 @@ def draw_partition(manifest: Manifest, histogram: ClassHistogram, path: Path, ti
     for client, known in enumerate(manifest.classes):
         identified_MC[client, list(known)] = True
     wide = 2.2 + min(16.0, max(3.0, 0.27 * classes))
-    figure = Figure(figsize=(wide + 4.2, 1.9 + min(12.0, max(1.6, 0.25 * clients))), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(wide + 4.2, 1.9 + min(12.0, max(1.6, 0.25 * clients)))
     left, right = figure.subplots(1, 2, width_ratios=(wide, 4.2))
-    _cells(left, rows_MC, identified_MC, manifest.class_names)
+    _cells(left, rows_MC, identified_MC, manifest.class_names, manifest.client_names)
     _imbalance(right, rows_MC)
     if title:
         figure.suptitle(verbatim(title))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_figure(path, figure, dpi=130, metadata={"Software": None})
+    save(figure, path)
 
 
 def _cells(
-    ax: Axes, rows_MC: npt.NDArray[np.int64], identified_MC: npt.NDArray[np.bool_], names: tuple[str, ...]
+    ax: Axes,
+    rows_MC: npt.NDArray[np.int64],
+    identified_MC: npt.NDArray[np.bool_],
+    names: tuple[str, ...],
+    client_names: tuple[str, ...],
 ) -> None:
+    """Draw the rows of each class at each client. client_names: empty for clients that have numbers only."""
     scale = LogNorm(0.5, max(2, rows_MC.max(initial=0)))
     share_MC = np.asarray(scale(np.maximum(rows_MC, 0.5)))
     color_MC4 = np.where(identified_MC[..., None], IDENTIFIED(share_MC), UNKNOWN(0.7 * share_MC))
@@ -75,7 +79,7 @@ def _cells(
     if classes <= LABELS:
         ax.set_xticks(range(classes), [short(n) for n in names], rotation=90, size=7)
     if clients <= LABELS:
-        ax.set_yticks(range(clients), [str(c) for c in range(clients)], size=7)
+        ax.set_yticks(range(clients), [short(n) for n in client_names or map(str, range(clients))], size=7)
     ax.set(xlabel="class", ylabel="client")
     patches = [
         Patch(color=IDENTIFIED(0.7), label="identified"),
@@ -85,11 +89,19 @@ def _cells(
 
 
 def _imbalance(ax: Axes, rows_MC: npt.NDArray[np.int64]) -> None:
+    """Draw the rows of each class over all clients, the largest class first."""
     count_C = np.sort(rows_MC.sum(0))[::-1]
+    largest = int(count_C.max(initial=0))
+    smallest = int(count_C[count_C > 0].min(initial=largest))
     ax.plot(np.arange(1, len(count_C) + 1), count_C, marker="o" if len(count_C) <= LABELS else "", markersize=3)
-    ax.set(xlabel="rank of the class", ylabel="rows of all clients", ylim=(0.8, 2 * max(1, count_C.max(initial=1))))
-    ax.set_yscale("log")
+    ax.set(xlabel="rank of the class", ylabel="rows of all clients")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if smallest * UNEVEN <= largest:
+        ax.set(yscale="log", ylim=(0.8, 2 * largest))
+    else:
+        ax.set_ylim(0, 1.1 * max(1, largest))
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(alpha=0.3)
-    smallest = int(count_C[count_C > 0].min(initial=count_C.max(initial=0)))
-    ratio = f"{smallest / count_C[0]:.4f}" if len(count_C) and count_C[0] else "-"
-    ax.set_title(f"smallest / largest = {ratio}", size=8)
+    empty = int((count_C == 0).sum())
+    without = f"; {empty} without a row" if empty else ""
+    ax.set_title(f"rows of a class: {smallest} to {largest}{without}", size=8)

@@ -8,13 +8,10 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anchorfl.tasks.files.json_schema import parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
-
-if TYPE_CHECKING:  # a second to import
-    from matplotlib.figure import Figure
 
 
 def write_json(path: Path, content: object) -> None:
@@ -36,13 +33,6 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]], line_end: str = "\r\
     text = io.StringIO()
     csv.writer(text, lineterminator=line_end).writerows(rows)
     write_atomically(path, text.getvalue().encode())
-
-
-def write_figure(path: Path, figure: Figure, **options: Any) -> None:
-    """Replace a picture, in the format of its suffix, as ``write_json`` does a JSON file. options: of ``savefig``."""
-    data = io.BytesIO()
-    figure.savefig(data, format=path.suffix.removeprefix("."), **options)
-    write_atomically(path, data.getvalue())
 
 
 def write_atomically(path: Path, data: bytes) -> None:

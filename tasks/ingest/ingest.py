@@ -149,6 +149,8 @@ def _build(
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
     manifest = _make_manifest(job, options, plan, owned, labels)
     manifest = replace(manifest, raw_digest=raw, raw_rows=len(row_N), data_digest=data_digest(content), files=files)
+    if options.client_column:
+        manifest = replace(manifest, client_names=_client_names(table, owned, len(plan.clients)))
     histogram = ClassHistogram.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
     write_manifest(building, manifest, plan, histogram)
 
@@ -167,6 +169,12 @@ def _make_plan(
     rows = TrainingRows(labels, row_N, subject_N, whole_N).take(training)
     plan = make_plan(rows, task, options, seed, published_N if len(published_N) else None)
     return plan, assign_owners(plan, row_N, test_N)
+
+
+def _client_names(table: Table, owned: Owners, clients: int) -> tuple[str, ...]:
+    """Return the subject of every client, where each is one subject."""
+    first_M = pa.array([rows[0] for rows in owned.parts()[:clients]])
+    return tuple(table["subject"].take(first_M).to_pylist())
 
 
 def _run_local(job: Encoding, table: Table, number_N: Ints, owned: Owners) -> Iterator[_File]:

@@ -62,6 +62,8 @@ class Manifest:
     """Rows of the test split."""
     validation: int
     """Rows of the validation split."""
+    client_names: tuple[str, ...] = ()
+    """Values of the table's column of clients, for pictures; empty where clients have numbers only."""
     files: Mapping[str, str] = field(default_factory=dict)
     """sha256 over the bytes of every other file, by its name."""
 

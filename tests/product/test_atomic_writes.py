@@ -20,9 +20,9 @@ LOGS = {"metrics.jsonl", "ledger.jsonl"}
 """Files of lines that are appended to; a half-written last line is left out by who reads them."""
 IN_PLACE = {
     ("pipeline/storage/atomic_files.py", "write_atomically"): "the draft",
-    ("pipeline/storage/atomic_files.py", "write_figure"): "in memory",
+    ("pipeline/results/picture.py", "save"): "in memory",
+    ("pipeline/results/picture.py", "svg"): "in memory",
     ("pipeline/diagnosis/generated.py", "generated"): "in memory",
-    ("tuning/sweep/plots.py", "svg"): "in memory",
     ("pipeline/storage/checkpoint.py", "save"): "a draft, renamed in the next line",
     ("pipeline/results/predict.py", "write_to"): "a pipe or a device that the user named",
     ("pipeline/tracking/jsonl.py", "round"): "appends",

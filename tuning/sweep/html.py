@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from anchorfl.tasks.errors import escaped, escaped_lines
-from anchorfl.tuning.sweep.plots import png, svg
+from anchorfl.tuning.sweep.plots import save, svg
 
 STYLE = """
 :root { color-scheme: light; }
@@ -67,7 +67,7 @@ def html(title: str, blocks: Sequence[Block]) -> str:
 
 
 def markdown(title: str, blocks: Sequence[Block], folder: Path) -> str:
-    """Return the same as Markdown; write its figures as PNG files into ``folder``."""
+    """Return the same as Markdown; write its figures as PNG and SVG files into ``folder``."""
     parts = [f"# {title}"]
     for block in blocks:
         if block.title:
@@ -76,7 +76,7 @@ def markdown(title: str, blocks: Sequence[Block], folder: Path) -> str:
             safe = [[escaped(cell).replace("|", "\\|") for cell in row] for row in block.rows]
             parts.append("\n".join("| " + " | ".join(r) + " |" for r in [safe[0], ["---"] * len(safe[0]), *safe[1:]]))
         if block.picture:
-            png(block.picture, folder / block.file)
+            save(block.picture, folder / block.file)
             parts.append(f"![{block.title}]({folder.name}/{block.file})")
         parts += block.paragraphs
     return escaped_lines("\n\n".join(parts) + "\n")

@@ -5,7 +5,7 @@ Scores are shown in percent. Whole trials are filled marks, stopped ones hollow:
 
 from __future__ import annotations
 
-import io
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,24 +19,27 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from anchorfl.pipeline.results.curves import verbatim
-from anchorfl.pipeline.storage.atomic_files import write_figure
+from anchorfl.pipeline.results import picture
+from anchorfl.pipeline.results.picture import verbatim
 from anchorfl.tasks.metrics.scores import MEASURES
 from anchorfl.tuning.search.results import Sweep, Trial
-from anchorfl.tuning.search.search_space import Choice, Dimension, Range
+from anchorfl.tuning.search.search_space import Choice, Dimension, Value
 
 MAP = colormaps["viridis"]
 INK, GREY = "#222222", "#9a9a9a"
-SETTINGS: Any = {"svg.hashsalt": "anchorfl", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+CELL, TICKS, ROUND = 1100, 12, 8
+"""Size of a grid's cell in square points; values at an axis at most, of a grid and of round ones."""
+SETTINGS: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def heat_map(sweep: Sweep, x: str, y: str) -> Figure:
     """Draw the mean score over the plane of two dimensions: cells with figures for a grid, marks for other searches.
 
-    The chosen point wears a ring, the preset's own a square.
+    A solid outline is around the chosen point, a dashed one around the preset's own.
     """
-    shown = _scored(sweep)
-    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+    shown, grid = _scored(sweep), sweep.searcher == "grid"
+    columns, lines = (len(_ticks(sweep, name)) if grid else 0 for name in (x, y))
+    figure = Figure(figsize=(max(5.6, 2.2 + 0.6 * columns), max(4.2, 1.4 + 0.6 * lines)), layout="constrained")
     ax = figure.add_subplot()
     norm = _norm(sweep, shown)
     cells: dict[tuple[float, float], list[Trial]] = {}
@@ -46,19 +49,21 @@ def heat_map(sweep: Sweep, x: str, y: str) -> Figure:
     for (a, b), trials in cells.items():  # of a grid over more dimensions a cell holds several trials
         score = statistics.fmean(_mean(sweep, trial) for trial in trials)
         color, whole = MAP(norm(score)), all(map(_whole, trials))
-        if sweep.searcher == "grid":
-            ax.scatter(a, b, s=1100, marker="s", color=color, alpha=1.0 if whole else 0.45, zorder=1)
+        if grid:
+            ax.scatter(a, b, s=CELL, marker="s", color=color, alpha=1.0 if whole else 0.45, zorder=1)
             dark = norm(score) < 0.55
             ax.annotate(f"{score:.1f}", (a, b), ha="center", va="center", color="white" if dark else INK, fontsize=8)
         else:
             ax.scatter(a, b, s=90, color=color if whole else "white", edgecolor=color, linewidth=1.8, zorder=2)
-    for marked, marker, size in ((sweep.best, "o", 320), (sweep.trials[0], "s", 260)):
+    outline, sizes = ("s", (1.12 * CELL, 1.5 * CELL)) if grid else ("o", (220, 400))
+    for marked, line, size in ((sweep.best, "-", sizes[0]), (sweep.trials[0], "--", sizes[1])):
         if marked is not None and marked in shown:
             at = _position(sweep.space[x], marked.point[x]), _position(sweep.space[y], marked.point[y])
-            ax.scatter(*at, s=size, marker=marker, facecolor="none", edgecolor=INK, linewidth=1.2, zorder=3)
-    _axis(ax, sweep.space[x], x, "x")
-    _axis(ax, sweep.space[y], y, "y")
-    ax.margins(0.12)
+            ax.scatter(*at, s=size, marker=outline, facecolor="none", edgecolor=INK, linewidth=1.6, linestyle=line,
+                       zorder=3)  # fmt: skip
+    _axis(ax, sweep, x, "x")
+    _axis(ax, sweep, y, "y")
+    ax.margins(0.15)
     _bar(figure, ax, norm, sweep)
     return figure
 
@@ -87,7 +92,7 @@ def against(sweep: Sweep, name: str) -> Figure:
     if (best := sweep.best) is not None:
         position = _position(dimension, best.point[name])
         ax.scatter(position, _mean(sweep, best), s=150, facecolor="none", edgecolor=INK, zorder=4)
-    _axis(ax, dimension, name, "x")
+    _axis(ax, sweep, name, "x")
     ax.set_ylabel(f"validation {_metric(sweep)}")
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     return figure
@@ -113,10 +118,10 @@ def parallel(sweep: Sweep) -> Figure:
         )  # fmt: skip
     for i, name in enumerate(names):
         ax.axvline(i, color=INK, linewidth=0.8)
-        for share in (0.0, 0.5, 1.0):
+        for share, label in _labels(sweep, name, spans[name]):
             ax.annotate(
-                _tick(sweep, name, spans[name], share), (i, share), xytext=(4, 3), textcoords="offset points",
-                fontsize=7, color=INK, zorder=5, bbox={"facecolor": "white", "alpha": 0.8, "pad": 0.5, "linewidth": 0},
+                label, (i, share), xytext=(4, 3), textcoords="offset points", fontsize=7,
+                color=INK, zorder=5, bbox={"facecolor": "white", "alpha": 0.8, "pad": 0.5, "linewidth": 0},
             )  # fmt: skip
     ax.set_xticks(range(len(names)), [_metric(sweep) if n == "score" else n for n in names])
     ax.set_yticks([])
@@ -127,7 +132,9 @@ def parallel(sweep: Sweep) -> Figure:
 
 
 def curves(sweep: Sweep) -> Figure:
-    """Draw the validation score by round, mean over seeds, colored by the trial's score; a ring ends stopped trials."""
+    """Draw the validation score by round, mean over seeds, colored by the trial's score; hollow marks end stopped
+    trials.
+    """
     shown = _scored(sweep)
     norm, chosen = _norm(sweep, shown), sweep.best
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
@@ -162,17 +169,14 @@ def importance(shares: dict[str, float]) -> Figure:
 def svg(draw: Callable[[], Figure]) -> str:
     """Return a figure as inline SVG."""
     with matplotlib.rc_context(SETTINGS):
-        stream = io.StringIO()
-        draw().savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    text = stream.getvalue()
+        text = picture.svg(draw())
     return text[text.index("<svg") :]
 
 
-def png(draw: Callable[[], Figure], path: Path) -> Path:
-    """Write a figure as a PNG file; return its path."""
+def save(draw: Callable[[], Figure], path: Path) -> None:
+    """Write a figure as a PNG file and, beside it, as an SVG file."""
     with matplotlib.rc_context(SETTINGS):
-        write_figure(path, draw(), dpi=130, metadata={"Software": None})
-    return path
+        picture.save(draw(), path)
 
 
 def _scored(sweep: Sweep) -> list[Trial]:
@@ -211,22 +215,39 @@ def _position(dimension: Dimension, value: object) -> float:
     return float(np.log10(number)) if dimension.scale == "log" and number > 0 else number
 
 
-def _ticks(dimension: Dimension) -> list[object]:
-    if isinstance(dimension, Choice):
-        return list(dimension.values)
-    few = Range(dimension.low, dimension.high, dimension.scale, dimension.integer, 5)
-    return [float(f"{v:.3g}") if dimension.scale != "tail" else round(float(v), 2) for v in few.grid()]
+def _ticks(sweep: Sweep, name: str) -> list[Value]:
+    """Return the values at the axis of a dimension: those of a grid, else round ones."""
+    dimension = sweep.space[name]
+    if isinstance(dimension, Choice) or (sweep.searcher == "grid" and dimension.steps <= TICKS):
+        return dimension.grid()
+    low, high = sorted((dimension.inner(dimension.low), dimension.inner(dimension.high)))
+    if dimension.scale == "linear":
+        inner = [float(v) for v in MaxNLocator(5, integer=dimension.integer).tick_values(low, high)]
+    else:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        inner = [m * 10.0**k for k in decades for m in (1, 2, 5)]
+        if sum(low <= v <= high for v in inner) > ROUND:
+            inner = [10.0**k for k in decades]
+    inside = sorted(dimension.inner(v) for v in inner if low <= v <= high)
+    return [*inside] if len(inside) > 1 else [dimension.low, dimension.high]
 
 
-def _axis(ax: Axes, dimension: Dimension, name: str, which: str) -> None:
-    ticks = _ticks(dimension)
-    positions = [_position(dimension, value) for value in ticks]
-    labels = [verbatim(f"{value:g}" if isinstance(value, float) else str(value)) for value in ticks]
+def _tick_labels(ticks: Sequence[Value]) -> list[str]:
+    """Return values as text: numbers with as few digits, from three on, as tell them apart."""
+    if not all(isinstance(value, float) for value in ticks):
+        return [verbatim(f"{v:g}" if isinstance(v, float) else str(v)) for v in ticks]
+    texts = ([f"{value:.{digits}g}" for value in ticks] for digits in range(3, 17))
+    return next((labels for labels in texts if len(set(labels)) == len(ticks)), [str(v) for v in ticks])
+
+
+def _axis(ax: Axes, sweep: Sweep, name: str, which: str) -> None:
+    ticks = _ticks(sweep, name)
+    positions = [_position(sweep.space[name], value) for value in ticks]
     if which == "x":
-        ax.set_xticks(positions, labels)
+        ax.set_xticks(positions, _tick_labels(ticks))
         ax.set_xlabel(name)
     else:
-        ax.set_yticks(positions, labels)
+        ax.set_yticks(positions, _tick_labels(ticks))
         ax.set_ylabel(name)
 
 
@@ -245,17 +266,14 @@ def _share(position: float, low: float, high: float) -> float:
     return (position - low) / (high - low) if high > low else 0.5
 
 
-def _tick(sweep: Sweep, name: str, span: tuple[float, float], share: float) -> str:
-    position = span[0] + share * (span[1] - span[0])
+def _labels(sweep: Sweep, name: str, span: tuple[float, float]) -> list[tuple[float, str]]:
+    """Return the labels at an axis of ``parallel``: height (0 to 1) and text."""
     if name == "score":
-        return f"{position:.1f}"
-    dimension = sweep.space[name]
-    if isinstance(dimension, Choice):
-        inside = 0 <= round(position) < len(dimension.values) and float(position).is_integer()
-        return str(dimension.values[round(position)]) if inside else ""
-    if dimension.scale == "tail":
-        return f"{100 - 10**-position:.4g}"
-    return f"{10**position if dimension.scale == 'log' else position:.3g}"
+        ticks = [float(v) for v in MaxNLocator(4).tick_values(*span) if span[0] <= v <= span[1]] or [*span]
+        return [(_share(v, *span), label) for v, label in zip(ticks, _tick_labels(ticks), strict=True)]
+    values = _ticks(sweep, name)
+    heights = [_share(_position(sweep.space[name], value), *span) for value in values]
+    return list(zip(heights, _tick_labels(values), strict=True))
 
 
 def _bar(figure: Figure, ax: Axes, norm: Normalize, sweep: Sweep) -> None:

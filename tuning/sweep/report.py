@@ -128,14 +128,15 @@ def _pictures(sweep: Sweep) -> Iterator[Block]:
     if not scored:
         yield Block("Figures", paragraphs=["No trial has a score, so there is nothing to draw."])
         return
+    several, hollow = len(sweep.seeds) > 1, "Hollow: stopped early."
     planes = list(combinations(sweep.space, 2))
     named_planes = [p for p in planes if set(p) == {"q1", "q2"}] or planes[:3]
     for x, y in named_planes:
         yield _picture(f"{x} x {y}", f"map-{x}-{y}", partial(plots.heat_map, sweep, x, y),
-                       "Ring: the chosen point; square: the preset's own; hollow: stopped early.")  # fmt: skip
+                       "Solid outline: the chosen point; dashed: the preset's own; hollow: stopped early.")  # fmt: skip
     for name in sweep.space:
-        yield _picture(f"{name}", f"curve-{name}", partial(plots.against, sweep, name),
-                       "Mean over seeds; bars from the lowest to the highest seed; hollow: stopped early.")  # fmt: skip
+        caption = f"Mean over seeds; bars from the lowest to the highest seed; {hollow.lower()}" if several else hollow
+        yield _picture(f"{name}", f"curve-{name}", partial(plots.against, sweep, name), caption)
     yield _picture("All trials", "parallel", partial(plots.parallel, sweep),
                    "One line per trial; grey: stopped early; thick: the chosen one.")  # fmt: skip
     shares = importances(sweep)
@@ -144,7 +145,12 @@ def _pictures(sweep: Sweep) -> Iterator[Block]:
     else:
         yield _picture("Importance", "importance", partial(plots.importance, shares),
                        "fANOVA over the whole trials (Optuna); shares of the variance of the score.")  # fmt: skip
-    yield _picture("Learning curves", "learning", partial(plots.curves, sweep), "Mean over seeds; ring: stopped early.")
+    yield _picture(
+        "Learning curves",
+        "learning",
+        partial(plots.curves, sweep),
+        f"Mean over seeds; {hollow.lower()}" if several else hollow,
+    )
 
 
 def _picture(title: str, file: str, draw: Callable[[], Figure], caption: str) -> Block:

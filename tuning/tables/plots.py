@@ -41,7 +41,7 @@ def plot_dots(table: Table) -> Figure:
                 continue
             named = not any(left.get_visible() for left in line[: metrics.index(metric)])
             _panel(ax, entries, [table.reference(e.row) == e.row for e in entries], named)
-            ax.set_title(f"{data}: {metric.shown} (%)", fontsize=10, loc="left")
+            ax.set_title(f"{data}: test {metric.shown} (%)", fontsize=10, loc="left")
     handles, labels = _legend(axes[0][0])
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
@@ -161,7 +161,7 @@ def sensitivity(table: Table) -> Figure:
             for i, label in enumerate(labels):
                 entries = [e for e in table.entries if e.row in rows and e.row.label == label and e.metric is metric]
                 _row(ax, entries, values, step * (i - (len(labels) - 1) / 2), styles[label])
-            _axes(ax, values, f"{data}: {metric.shown} (%)", table.varied)
+            _axes(ax, values, f"{data}: test {metric.shown} (%)", table.varied)
     handles, names = _sensitivity_legend(axes[0][0], table, styles)
     figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
     return figure

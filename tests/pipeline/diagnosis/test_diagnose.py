@@ -71,9 +71,9 @@ def test_fedalign_with_a_table_of_names(run_of, trained):
     pictures = {"divergence", "pseudo_labels", "representations", "class_embeddings"}
     tables = {"divergence", "pseudo_labels", "agreement", "representations", "class_cosine", "class_pmi"}
     expected = (
-        {f"{n}.png" for n in pictures}
+        {f"{n}.{kind}" for n in pictures | {"confusion"} for kind in ("png", "svg")}
         | {f"{n}.csv" for n in tables}
-        | {"metrics.jsonl", "diagnosis.json", "confusion.csv", "confusion.png"}
+        | {"metrics.jsonl", "diagnosis.json", "confusion.csv"}
     )
     assert {p.name for p in out.iterdir()} == expected
     for name in pictures:
@@ -173,10 +173,18 @@ def test_a_method_without_pseudo_labels_and_class_embeddings(run_of):
     assert "pseudo-labels: fedavg makes none here" in lines
     assert "class embeddings: fedavg has none" in lines
     assert {p.name for p in (folder / "diagnosis").iterdir()} == {
-        "confusion.csv", "confusion.png",
-        "divergence.csv", "divergence.png", "agreement.csv", "representations.csv", "representations.png",
+        "confusion.csv", "confusion.png", "confusion.svg", "divergence.csv", "divergence.png", "divergence.svg",
+        "agreement.csv", "representations.csv", "representations.png", "representations.svg",
         "metrics.jsonl", "diagnosis.json",
     }  # fmt: skip
+
+
+def test_nothing_is_drawn_against_a_single_round(experiment, tmp_path):
+    """Its numbers are in the tables and lines; a picture of them would be empty."""
+    run(experiment("fedalign"), tmp_path / "run", quiet)
+    lines = diagnose(tmp_path / "run", dataclasses.replace(QUICK, parts=("divergence", "pseudo")), quiet)
+    assert {p.suffix for p in (tmp_path / "run/diagnosis").iterdir()} == {".csv", ".json", ".jsonl"}
+    assert [line.split(" after ")[0] for line in lines] == ["proxy A-distance", "pseudo-positives"]
 
 
 def test_without_alignment_there_are_none_either(run_of):

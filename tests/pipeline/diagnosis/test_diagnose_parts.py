@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 from PIL import Image
 
 from anchorfl.models.heads import LabelHead
+from anchorfl.pipeline.diagnosis import figures
 from anchorfl.pipeline.diagnosis.agreement import agreement_of, embed, select_rows
 from anchorfl.pipeline.diagnosis.clients import check_clients, farthest
 from anchorfl.pipeline.diagnosis.divergence import contrasts, proxy_a_distance
 from anchorfl.pipeline.diagnosis.embeddings import correlations, cosines, order_classes, rank_correlation
-from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_frames, draw_matrices, draw_precision
+from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_confusion, draw_frames, draw_matrices, draw_precision
 from anchorfl.pipeline.diagnosis.pseudo_labels import Counts, _summary, judge
 from anchorfl.pipeline.diagnosis.result import write_table
 from anchorfl.pipeline.diagnosis.truth import Truth
@@ -271,6 +274,34 @@ def test_many_classes_and_one_round_can_be_drawn(tmp_path):
     for name in ("frames", "precision", "class_embeddings"):
         with Image.open(tmp_path / f"{name}.png") as picture:
             assert min(picture.size) > 200
+
+
+def test_a_confusion_matrix_says_how_many_rows_and_leaves_zeros_blank(tmp_path):
+    count = np.array([[7, 0, 2], [0, 5, 0], [0, 0, 0]])
+    draw_confusion(count, ("cat", "dog", "fox"), tmp_path / "confusion.png")
+    text = (tmp_path / "confusion.svg").read_text()
+    cells = re.findall(r"<!-- (\d\.\d\d) -->", text)
+    assert sorted(cells) == ["0.22", "0.78", "1.00"]
+    for word in ("cat (9)", "fox (0)", "predicted class"):
+        assert f"<!-- {word} -->" in text
+
+
+def test_clusters_have_their_names_and_no_name_covers_another(tmp_path, monkeypatch):
+    """Ten classes on nearly one spot, and three models: each name stands once in a panel, if there is room."""
+    drawn = []
+    real = figures.save
+    monkeypatch.setattr(figures, "save", lambda figure, path: (drawn.append(figure), real(figure, path))[1])
+    names = [f"class {c}" for c in range(10)]
+    z = rng().normal(size=(3, 100, 2)) * 0.1
+    z[:, 0] = 5  # the others fill a corner
+    draw_frames(z, np.arange(100) % 10, names, np.ones((3, 10), bool), ("a", "b", "c"), tmp_path / "frames.png")
+    drawn[0].draw_without_rendering()
+    for ax in drawn[0].axes:
+        boxes = [Text.get_window_extent(text) for text in ax.texts]
+        assert len(boxes) >= 5
+        assert len({text.get_text() for text in ax.texts}) == len(boxes)
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+        assert all(ax.bbox.contains(*box.min) and ax.bbox.contains(*box.max) for box in boxes)
 
 
 def test_pairs_that_are_unknown_are_drawn_apart_from_those_that_are_0(tmp_path):

@@ -89,6 +89,10 @@ def test_mean_and_sd_over_seeds(tmp_path):
     assert rows[0]["f1_best_percent"] == ""
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "curves.png" in (tmp_path / "out" / "comparison.md").read_text()
+    vector = (tmp_path / "out" / "curves.svg").read_text()
+    assert "<!-- test macro F1 (%) -->" in vector  # which split the scores are of
+    assert vector.count("stroke-dasharray") >= 2  # lines differ in more than their color
+    assert {path.name for path in result.files} == {"comparison.md", "comparison.csv", "curves.png", "curves.svg"}
 
 
 def test_no_group_table_and_no_files_unless_asked(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +31,8 @@ def test_the_same_federation_gives_the_same_bytes_and_another_plan_others(prepar
     manifest, held = prepared.manifest, prepared.class_histogram()
     for name in ("a", "b"):
         draw_partition(manifest, held, tmp_path / f"{name}.png", "toy")
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    for kind in ("png", "svg"):
+        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
     assert all(len(classes) == 2 for classes in manifest.classes)
     draw_partition(replace(manifest, classes=((0,), (1,), (2,))), held, tmp_path / "c.png", "toy")
     assert (tmp_path / "c.png").read_bytes() != (tmp_path / "a.png").read_bytes()
@@ -47,6 +49,27 @@ def test_identified_cells_are_blue_and_the_others_grey(prepared, tmp_path):
         bluish = (cells[..., 2] - cells[..., 0] > 40).mean()
         assert (bluish > 0.5) == blue, (name, bluish)
         assert blue or bluish < 0.02
+
+
+def words(path):
+    """Return the texts of a figure: matplotlib writes each before its outlines."""
+    return re.findall(r"<!-- (.*?) -->", path.read_text())
+
+
+def test_axes_have_names_and_whole_numbers(prepared, tmp_path):
+    """Clients have the names that the user's table gives them; ranks and rows are whole."""
+    manifest = replace(prepared.manifest, client_names=("north", "south", "$east$"))
+    classes = len(manifest.class_names)
+    for name, rows in (("even", (128, 131)), ("uneven", (3, 900))):
+        counts = np.tile(np.linspace(*rows, classes), 3).astype(int)
+        held = ClassHistogram(np.repeat(np.arange(3), classes), np.tile(np.arange(classes), 3), counts)
+        draw_partition(manifest, held, tmp_path / f"{name}.png")
+    even, uneven = (words(tmp_path / f"{name}.svg") for name in ("even", "uneven"))
+    assert {"north", "south", "$east$", *manifest.class_names} <= {*even}
+    assert not [word for word in even if re.fullmatch(r"\d+\.\d+", word)]
+    assert "0" in even  # of classes of like size the axis of the rows begins at 0
+    assert not [word for word in even if "10^" in word]
+    assert [word for word in uneven if "10^" in word]  # a logarithmic axis
 
 
 def test_thousands_of_clients_and_classes_are_drawn_and_millions_are_not(prepared, tmp_path):

@@ -175,6 +175,10 @@ def test_the_prepared_federation_has_one_client_per_value_and_unlabeled_rows(tmp
     options = resolve_options(options, lambda _: None)
     prepared = prepare(task_of(options), options, 0, engine="local")
     assert len(prepared.manifest.examples) == 4
+    assert prepared.manifest.client_names == ("h0", "h1", "h2", "h3")
+    site = table(path, client_column="site")[1]["subject"].to_pylist()
+    held = [{site[row] for row in client.rows} for client in prepared.plan().clients]
+    assert held == [{"h0"}, {"h1"}, {"h2"}, {"h3"}]
     data = prepared.client(1, Objective("single"))
     assert data.x.shape[1:] == (2, 2)
     assert (data.known_NC.sum(1) == 0).sum() > 0, "rows without a label stay"

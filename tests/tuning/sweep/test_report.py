@@ -16,6 +16,7 @@ from anchorfl.tuning.search.results import FinalRun, Sweep, Trial
 from anchorfl.tuning.search.search_space import SPACES, Choice, Range, Space
 from anchorfl.tuning.sweep.best_preset import best_preset
 from anchorfl.tuning.sweep.importance import importances
+from anchorfl.tuning.sweep.plots import _tick_labels, _ticks, heat_map
 from anchorfl.tuning.sweep.progress import SweepProgress
 from anchorfl.tuning.sweep.report import write_report
 
@@ -161,6 +162,34 @@ def test_points_that_tie_are_said(tmp_path):
     alone = dataclasses.replace(view, trials=trials[:2])
     write_report(alone, tmp_path)
     assert "tie" not in summary(alone)
+
+
+def test_marks_of_a_grid_cover_no_number():
+    """The outlines of the chosen point and of the preset's own lie around their cells."""
+    figure = heat_map(ODD["grid"], "q1", "q2")
+    ax = figure.axes[0]
+    frames = [mark for mark in ax.collections if not len(mark.get_facecolor())]
+    cells = [mark for mark in ax.collections if len(mark.get_facecolor())]
+    assert len(frames) == 2
+    assert min(mark.get_sizes()[0] for mark in frames) > max(mark.get_sizes()[0] for mark in cells)
+    assert len({str(mark.get_linestyle()) for mark in frames}) == 2
+
+
+def test_ticks_are_the_values_of_a_grid_or_round():
+    tail = {
+        "q1": Range(90, 99.9, "tail"),
+        "q2": Range(10, 90),
+        "alpha": Range(0.003, 20, "log"),
+        "n": Range(1, 8, integer=True),
+    }
+    free = sweep(0, space=tail)
+    assert _ticks(free, "q1") == [90, 95, 98, 99, 99.5, 99.8, 99.9]
+    assert _ticks(free, "alpha") == [0.01, 0.1, 1, 10]
+    assert set(_ticks(free, "q2")) <= {10, 20, 30, 40, 50, 60, 70, 80, 90}
+    assert all(float(tick).is_integer() for tick in _ticks(free, "n"))
+    grid = sweep(0, space=tail, searcher="grid")
+    assert _tick_labels(_ticks(grid, "q1")) == ["90", "96.8", "99", "99.7", "99.9"]
+    assert _tick_labels([99.91, 99.92]) == ["99.91", "99.92"]  # as many digits as tell them apart
 
 
 def test_of_one_seed_there_is_no_spread(tmp_path):

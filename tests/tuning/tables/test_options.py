@@ -244,7 +244,7 @@ def test_runs_are_shared_and_shown(paper, capsys):
     assert "method.q1 = 95, the preset's own value of digits/fedalign, is not" in capsys.readouterr().out
     assert main(words) == 0
     assert {p.name for p in Path("runs/table-toy/figures").iterdir()} == {
-        "table.png", "curves-digits.png", "curves-digits.csv",
+        "table.png", "table.svg", "curves-digits.png", "curves-digits.svg", "curves-digits.csv",
     }  # fmt: skip
 
 
