@@ -17,6 +17,8 @@ from anchorfl.tasks.errors import InputError
 
 LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
+EXPERIMENTS = "/#/experiments"
+"""The page of all experiments. MLflow's own first page is about language-model traces."""
 
 
 def serve(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: bool = False) -> NoReturn:
@@ -32,7 +34,7 @@ def serve(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: bool = Fa
         _reach(uri)
         os.environ["MLFLOW_BACKEND_STORE_URI"] = uri  # not an argument: everybody can read those, password and all
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    say(f"MLflow at {address} (stop it with Ctrl-C; it needs some seconds to start)")
+    say(f"MLflow at {address}{EXPERIMENTS} (stop it with Ctrl-C; it needs some seconds to start)")
     if not _is_loopback(host):
         say("Everyone who can reach this address can read and change the records: there is no login.")
     os.execv(command[0], command)

@@ -43,7 +43,8 @@ def test_serve_becomes_mlflow_on_loopback(database, port, monkeypatch, capsys):
         "--port": str(port),
         "--workers": "1",
     }
-    assert f"http://127.0.0.1:{port}" in capsys.readouterr().out
+    assert f"http://127.0.0.1:{port}/#/experiments" in capsys.readouterr().out
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
 def listening(process):
@@ -78,6 +79,11 @@ def test_mlflow_knows_the_options():
     assert all(option in known for option in options)
     source = Path(importlib.util.find_spec("mlflow").origin).parent / "cli" / "__init__.py"
     assert '"MLFLOW_BACKEND_STORE_URI"' in source.read_text()
+
+
+def test_mlflow_has_the_page_that_is_printed():
+    pages = Path(importlib.util.find_spec("mlflow").origin).parent / "server" / "js" / "build" / "static" / "js"
+    assert any(f'"{mlflow_ui.EXPERIMENTS.removeprefix("/#")}"' in path.read_text() for path in pages.glob("*.js"))
 
 
 def test_a_postgres_address_is_no_argument(port, monkeypatch, capsys):
