@@ -25,8 +25,8 @@ from anchorfl.tasks.arrays.arrow import Bools, Ints
 Pixels = npt.NDArray[np.uint8]
 COLORED, LABELS, NAME = 20, 60, 24
 """Classes with a color of their own, the others are grey; names at axes with so few ticks; longer names are cut."""
-RINGS = (14, 26, 40, 56)
-"""Distances in points at which the name of a cluster is tried where it would cover another."""
+RINGS, CLUSTER_NAME = (14, 26), 14
+"""Distances in points at which the name of a cluster is tried where it would cover another; longer ones are cut."""
 CELLS = 400
 """Numbers stand in the cells of so small a matrix."""
 
@@ -137,11 +137,11 @@ def draw_frames(
     )  # fmt: skip
     figure.draw_without_rendering()  # where the panels lie, which decides where a name has room
     for model, ax in enumerate(axes):
-        _name_clusters(ax, {short(names[int(c)], NAME): plane_KN2[model][class_N == c] for c in colored})
+        _name_clusters(ax, [(names[int(c)], plane_KN2[model][class_N == c]) for c in colored])
     save(figure, path)
 
 
-def _name_clusters(ax: Axes, points: Mapping[str, Floats]) -> None:
+def _name_clusters(ax: Axes, clusters: Sequence[tuple[str, Floats]]) -> None:
     """Write each name at the median of its points [K, 2], or near it with a line there; none over another.
 
     A name that has no room near its points is left out.
@@ -149,11 +149,12 @@ def _name_clusters(ax: Axes, points: Mapping[str, Floats]) -> None:
     taken: list[Bbox] = []
     offsets = [(0.0, 0.0)] + [(r * np.cos(a), r * np.sin(a)) for r in RINGS for a in np.arange(8) * np.pi / 4]
     halo = [patheffects.withStroke(linewidth=2.5, foreground="white")]
-    for name, xy_K2 in points.items():
+    for name, xy_K2 in clusters:
         anchor = xy_K2[np.square(xy_K2 - np.median(xy_K2, axis=0)).sum(1).argmin()]
         text = ax.annotate(
-            name, anchor, xytext=(0, 0), textcoords="offset points", size=8, ha="center", va="center", zorder=5,
-            path_effects=halo, arrowprops={"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
+            short(name, CLUSTER_NAME), anchor, xytext=(0, 0), textcoords="offset points", size=8, ha="center",
+            va="center", zorder=5, path_effects=halo,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
         )  # fmt: skip
         box = text.get_window_extent().padded(1)
         for offset in offsets:

@@ -15,8 +15,8 @@ from anchorfl.pipeline.results.picture import MARKERS, STYLES, new_figure, save,
 
 Curve = Mapping[int, float]
 """Round -> score, 0 to 1."""
-MARKS = 12
-"""Marks on a line, about."""
+MARKS, PANEL = 12, 5.6
+"""Marks on a line, about; width of a panel in inches, under which 48 letters of the legend have room."""
 
 
 def draw(groups: Mapping[str, Sequence[Mapping[str, Curve]]], panels: Mapping[str, str], path: Path) -> None:
@@ -27,8 +27,9 @@ def draw(groups: Mapping[str, Sequence[Mapping[str, Curve]]], panels: Mapping[st
     """
     runs = [run for group in groups.values() for run in group]
     shown = {metric: label for metric, label in panels.items() if any(run.get(metric) for run in runs)} or panels
-    legend_height = 0.24 * len(groups) + 0.3
-    figure = new_figure(5.6 * len(shown), 3.8 + legend_height)
+    width = PANEL * len(shown)
+    labels = [textwrap.wrap(verbatim(_label(name, len(group))), int(8.5 * width)) for name, group in groups.items()]
+    figure = new_figure(width, 4.1 + 0.24 * sum(map(len, labels)))
     axes = figure.subplots(1, len(shown), squeeze=False)[0]
     for ax, (metric, label) in zip(axes, shown.items(), strict=True):
         for number, group in enumerate(groups.values()):
@@ -37,8 +38,8 @@ def draw(groups: Mapping[str, Sequence[Mapping[str, Curve]]], panels: Mapping[st
         ax.grid(alpha=0.3)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles = axes[0].get_legend_handles_labels()[0]
-    labels = ["\n".join(textwrap.wrap(verbatim(_label(name, len(group))), 100)) for name, group in groups.items()]
-    figure.legend(handles, labels, loc="outside lower center", ncols=1, frameon=False, handlelength=3.5)
+    texts = ["\n".join(lines) for lines in labels]
+    figure.legend(handles, texts, loc="outside lower center", ncols=1, frameon=False, handlelength=3.5)
     save(figure, path)
 
 

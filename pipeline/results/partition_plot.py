@@ -94,7 +94,7 @@ def _imbalance(ax: Axes, rows_MC: npt.NDArray[np.int64]) -> None:
     largest = int(count_C.max(initial=0))
     smallest = int(count_C[count_C > 0].min(initial=largest))
     ax.plot(np.arange(1, len(count_C) + 1), count_C, marker="o" if len(count_C) <= LABELS else "", markersize=3)
-    ax.set(xlabel="rank of the class", ylabel="rows of all clients")
+    ax.set(xlabel="rank of the class", ylabel="rows of all clients", xlim=(0.5, len(count_C) + 0.5))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if smallest * UNEVEN <= largest:
         ax.set(yscale="log", ylim=(0.8, 2 * largest))

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from anchorfl.pipeline.results import curves
 from anchorfl.pipeline.results.compare import compare, load_run
 from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
@@ -93,6 +94,20 @@ def test_mean_and_sd_over_seeds(tmp_path):
     assert "<!-- test macro F1 (%) -->" in vector  # which split the scores are of
     assert vector.count("stroke-dasharray") >= 2  # lines differ in more than their color
     assert {path.name for path in result.files} == {"comparison.md", "comparison.csv", "curves.png", "curves.svg"}
+
+
+def test_a_long_name_stays_inside_its_picture(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(curves, "save", lambda figure, path: (drawn.append(figure), (path,))[1])
+    names = [f"digits method (optimizer.lr=0.00{i}, federation.rounds=5{i}, method.mu=0.1)" for i in range(4)]
+    curves.draw(
+        {name: [{"f1": {0: 0.1, 5: 0.5}}] * 2 for name in names}, {"f1": "test macro F1 (%)"}, tmp_path / "c.png"
+    )
+    figure = drawn[0]
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert box.y1 < figure.axes[0].get_window_extent().y0
 
 
 def test_no_group_table_and_no_files_unless_asked(tmp_path):

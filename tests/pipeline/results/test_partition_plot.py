@@ -69,6 +69,7 @@ def test_axes_have_names_and_whole_numbers(prepared, tmp_path):
     assert not [word for word in even if re.fullmatch(r"\d+\.\d+", word)]
     assert "0" in even  # of classes of like size the axis of the rows begins at 0
     assert not [word for word in even if "10^" in word]
+    assert even.count("0") == 1  # no class has rank 0
     assert [word for word in uneven if "10^" in word]  # a logarithmic axis
 
 
