@@ -240,7 +240,7 @@ def test_the_correlation_of_two_labels_that_no_row_has_together_is_unknown(monke
         np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0] * 4], bool)
     )
     given = Labels.of_matrix(np.array([[1, 1, 0, 1]] * 4 + [[0, 0, 1, 0]] * 2, bool))
-    monkeypatch.setattr("anchorfl.pipeline.diagnosis.embeddings.read_truth", lambda *_: Truth(np.arange(6), y, given))
+    monkeypatch.setattr("anchorfl.pipeline.diagnosis.embeddings.read_truth", lambda *_: Truth(y, given))
     plan = SimpleNamespace(clients=[SimpleNamespace(rows=np.arange(4)), SimpleNamespace(rows=np.arange(4, 6))])
     prepared = SimpleNamespace(manifest=SimpleNamespace(kind="multi"), plan=lambda: plan)
     phi = correlations(SimpleNamespace(prepared=prepared), print)
