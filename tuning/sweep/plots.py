@@ -218,7 +218,10 @@ def _position(dimension: Dimension, value: object) -> float:
 def _ticks(sweep: Sweep, name: str) -> list[Value]:
     """Return the values at the axis of a dimension: those of a grid, else round ones."""
     dimension = sweep.space[name]
-    if isinstance(dimension, Choice) or (sweep.searcher == "grid" and dimension.steps <= TICKS):
+    if isinstance(dimension, Choice):  # the preset's own value may be none of them, and then stands before them
+        points = (trial.point[name] for trial in sweep.trials[:1])
+        return [*(value for value in points if value not in dimension.values), *dimension.values]
+    if sweep.searcher == "grid" and dimension.steps <= TICKS:
         return dimension.grid()
     low, high = sorted((dimension.inner(dimension.low), dimension.inner(dimension.high)))
     if dimension.scale == "linear":

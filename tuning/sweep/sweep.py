@@ -126,7 +126,9 @@ class _SweepRun:
             if plan.options.reference:
                 points[_trial_name(0)] = dict(plan.preset_point)
             count = len(points) * len(plan.fresh_seeds)
-            self.log(f"trial {view.best.number} is chosen: {count} runs in full on fresh seeds")
+            self.log(
+                f"trial {view.best.number} is chosen: {count} run{'s' if count > 1 else ''} in full on fresh seeds"
+            )
             run_specs = {seed: self.run_specs[seed] for seed in plan.fresh_seeds}
             context = self._trial_context(run_specs, self.folder / "final")
             shares, register = bundles(plan.experiment.cluster, plan.options), plan.options.register

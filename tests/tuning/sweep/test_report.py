@@ -189,6 +189,10 @@ def test_ticks_are_the_values_of_a_grid_or_round():
     assert all(float(tick).is_integer() for tick in _ticks(free, "n"))
     grid = sweep(0, space=tail, searcher="grid")
     assert _tick_labels(_ticks(grid, "q1")) == ["90", "96.8", "99", "99.7", "99.9"]
+    choices = sweep(
+        trials=(trial(0, {"kind": "own"}), trial(1, {"kind": "dot"})), space={"kind": Choice(("dot", "no"))}
+    )
+    assert _ticks(choices, "kind") == ["own", "dot", "no"]  # the preset's own value is none of the space's
     assert _tick_labels([99.91, 99.92]) == ["99.91", "99.92"]  # as many digits as tell them apart
 
 
