@@ -19,6 +19,8 @@ LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
 EXPERIMENTS = "/#/experiments"
 """The page of all experiments. MLflow's own first page is about language-model traces."""
+LOOPBACK_NAMES = "localhost:*,127.0.0.1:*,[[]::1]:*"
+"""Names by which a browser may ask for the pages, as patterns of ``fnmatch``; any port, for a tunnel."""
 
 
 def serve(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: bool = False) -> NoReturn:
@@ -60,7 +62,17 @@ def server_command(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: 
     listen = ["--host", host, "--port", str(port), "--workers", "1"]
     # for what others log through this server; MLflow's own default is ./mlartifacts of whatever folder it started in
     keep = ["--artifacts-destination", str(base / "mlartifacts")]
-    return [sys.executable, "-m", "mlflow", "server", *store, *keep, *listen]
+    return [sys.executable, "-m", "mlflow", "server", *store, *keep, *listen, *_names(host)]
+
+
+def _names(host: str) -> list[str]:
+    """Return the option against DNS rebinding: a web page whose name comes to mean 127.0.0.1 gets nothing.
+
+    MLflow's default also takes names such as ``10.example.org``, since it compares with ``10.*``. None for another host
+    than loopback, whose names only the user knows, and where ``MLFLOW_SERVER_ALLOWED_HOSTS`` says others.
+    """
+    own = _is_loopback(host) and not os.environ.get("MLFLOW_SERVER_ALLOWED_HOSTS")
+    return ["--allowed-hosts", LOOPBACK_NAMES] if own else []
 
 
 def _store(uri: str) -> tuple[list[str], Path]:

@@ -1,10 +1,12 @@
 """The pages are served on loopback unless the user asks for more, and only where there is something to show."""
 
+import http.client
 import importlib.util
 import os
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -42,6 +44,7 @@ def test_serve_becomes_mlflow_on_loopback(database, port, monkeypatch, capsys):
         "--host": "127.0.0.1",
         "--port": str(port),
         "--workers": "1",
+        "--allowed-hosts": mlflow_ui.LOOPBACK_NAMES,
     }
     assert f"http://127.0.0.1:{port}/#/experiments" in capsys.readouterr().out
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
@@ -57,6 +60,20 @@ def listening(process):
     return {c.laddr.ip for c in found}
 
 
+def answer(port, host):
+    """Return the status of a request for all experiments by a browser that was sent to ``host``."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with closing(connection):
+        connection.request("GET", "/api/2.0/mlflow/experiments/search?max_results=5", headers={"Host": host})
+        return connection.getresponse().status
+
+
+def test_what_the_user_says_of_names_holds(database, port, monkeypatch):
+    assert "--allowed-hosts" not in server_command(database, port, "0.0.0.0", explicit_host=True)
+    monkeypatch.setenv("MLFLOW_SERVER_ALLOWED_HOSTS", "hub.example.org")
+    assert "--allowed-hosts" not in server_command(database, port)
+
+
 def test_what_is_started_listens_on_loopback_alone(tmp_path, port):
     database = tmp_path / "mlflow.db"
     MlflowClient(f"sqlite:///{database}").create_experiment("one")
@@ -64,6 +81,9 @@ def test_what_is_started_listens_on_loopback_alone(tmp_path, port):
     try:
         wait_for_health(port, process)
         assert listening(process) == {"127.0.0.1"}
+        for name, code in {"10.evil.example": 403, "192.168.evil.example": 403, "localhost": 200, "[::1]": 200}.items():
+            assert answer(port, f"{name}:{port}") == code, name
+        assert answer(port, "127.0.0.1:8080") == 200, "through a tunnel"
     finally:
         for one in [*process.children(recursive=True), process]:
             one.kill()
@@ -75,7 +95,7 @@ def test_mlflow_knows_the_options():
     known = subprocess.run(
         [sys.executable, "-m", "mlflow", "server", "--help"], check=True, capture_output=True, text=True, env=quiet
     ).stdout
-    options = ("--backend-store-uri", "--artifacts-destination", "--host", "--port", "--workers")
+    options = ("--backend-store-uri", "--artifacts-destination", "--host", "--port", "--workers", "--allowed-hosts")
     assert all(option in known for option in options)
     source = Path(importlib.util.find_spec("mlflow").origin).parent / "cli" / "__init__.py"
     assert '"MLFLOW_BACKEND_STORE_URI"' in source.read_text()
