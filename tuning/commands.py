@@ -21,6 +21,7 @@ RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:hig
 def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
     from anchorfl.pipeline.cli.commands import parse_places
+    from anchorfl.pipeline.config.idle_options import check_idle
     from anchorfl.pipeline.config.overrides import override
     from anchorfl.pipeline.config.presets import read_preset, some_presets
     from anchorfl.pipeline.run.prepare import resolve_options
@@ -41,7 +42,10 @@ def sweep(arguments: list[str]) -> int:
         raise InputError(f"sweep needs a preset: {some_presets()}; or the path of a .toml file")
     from anchorfl.tuning.search.options import SweepOptions
 
-    experiment = resolve_options(override(read_preset(args.preset), overrides, f"anchorfl sweep {args.preset}"))
+    base = read_preset(args.preset)
+    experiment = override(base, overrides, f"anchorfl sweep {args.preset}")
+    check_idle([base], [experiment])
+    experiment = resolve_options(experiment)
     if experiment.output:
         raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
     text = preset_text(args.preset, experiment, bool(overrides))

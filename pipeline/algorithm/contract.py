@@ -11,7 +11,7 @@ Shape suffixes: B rows, C classes, D width, I clients, N rows of a client, P pai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -246,6 +246,8 @@ class Method(ABC, Generic[S, U]):
     """The method's key in ``anchorfl.pipeline.methods.METHODS``, presets and records."""
     supports: ClassVar[Supports] = Supports()
     """Kinds of task and robust aggregations that it works with."""
+    unused: ClassVar[Mapping[str, str]] = {}
+    """Options of other tables that the method does not read -> what it reads in their place."""
     sends_initial_message: ClassVar[bool] = False
     """Clients send something before round 1, beside their cards (``initial_message``)."""
     evaluate_on: Literal["server", "clients"] = "server"

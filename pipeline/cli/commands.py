@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> int:
     """Train: presets first, overrides after. All are read and their data looked for before the first run starts."""
+    from anchorfl.pipeline.config.idle_options import check_idle
     from anchorfl.pipeline.config.overrides import override
     from anchorfl.pipeline.config.presets import read_preset, some_presets
     from anchorfl.pipeline.run.prepare import is_table_run, resolve_options, table_experiment, table_run_name
@@ -30,7 +31,10 @@ def run(arguments: list[str]) -> int:
     split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     presets, overrides = arguments[:split], arguments[split:]
     if not presets and is_table_run(overrides):
-        experiment = resolve_options(override(table_experiment(), overrides, "anchorfl run"))
+        base = table_experiment()
+        experiment = override(base, overrides, "anchorfl run")
+        check_idle([base], [experiment])
+        experiment = resolve_options(experiment)
         return _train([table_run_name(experiment)], [experiment])
     if not presets:
         if overrides in (["--help"], ["-h"]):
@@ -39,7 +43,10 @@ def run(arguments: list[str]) -> int:
             say("a table of your own needs no preset: anchorfl run --task.file FILE --task.label_columns COLUMNS")
             return 0
         raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file")
-    experiments = [resolve_options(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]
+    bases = [read_preset(preset) for preset in presets]
+    experiments = [override(e, overrides, f"anchorfl run {p}") for p, e in zip(presets, bases, strict=True)]
+    check_idle(bases, experiments)
+    experiments = [resolve_options(experiment) for experiment in experiments]
     if len(presets) > 1 and experiments[0].output:
         raise InputError("--output names one folder: give it with one preset at a time")
     if len({experiment.cluster.address for experiment in experiments if experiment.cluster.executor == "ray"}) > 1:

@@ -5,9 +5,9 @@ Facts, and where paper and reference code differ: docs/methods/fedalign.md. Suff
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -87,6 +87,7 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     """Client: label by anchors, then train theta and omega in turn. Server: mean of theta, omega class by class."""
 
     name = "fedalign"
+    unused: ClassVar[Mapping[str, str]] = {"optimizer.lr": "method.data_lr and method.label_lr"}
 
     q1: float = 99.0
     """Percentile of SIMILARITY above which a row is positive for a locally-unaware class, in (0, 100)."""

@@ -266,6 +266,10 @@ def resolve(experiment: Experiment, name: str) -> str:
     if full not in known:
         short = [n.removeprefix("method.") for n in known]
         raise InputError(f"--space {name}: no such option{nearest(name, [*known, *short])}")
+    if full in experiment.method.unused:
+        raise InputError(
+            f"--space {name}: {experiment.method.name} does not read it; name {experiment.method.unused[full]}"
+        )
     if full.startswith(FIXED):
         raise InputError(
             f"--space {name}: data and class-name vectors are made once, before a sweep, and it decides itself on"

@@ -111,7 +111,7 @@ def test_a_method_without_a_space_is_named(experiment, monkeypatch):
 
 
 def test_names_of_other_sections(experiment):
-    space = space_of(experiment("fedalign"), ["optimizer.lr=log:1e-4:1e-2", "alpha=1,2"])
-    assert list(space) == ["optimizer.lr", "alpha"]
+    space = space_of(experiment("fedalign"), ["optimizer.weight_decay=log:1e-4:1e-2", "alpha=1,2"])
+    assert list(space) == ["optimizer.weight_decay", "alpha"]
     assert resolve(experiment("fedalign"), "alpha") == "method.alpha"
-    assert math.isclose(space["optimizer.lr"].grid()[2], 1e-3)
+    assert math.isclose(space["optimizer.weight_decay"].grid()[2], 1e-3)

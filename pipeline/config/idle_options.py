@@ -1,0 +1,55 @@
+"""Options that were typed and do nothing beside the others: a run would have another digest, and the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.schema import options_of
+from anchorfl.tasks.errors import InputError
+
+ENCODER = ("encoder", "pooling", "prompts", "normalize")
+"""Options of [class_embeddings] that say what a text encoder makes of names."""
+
+
+def idle_options(experiment: Experiment) -> dict[str, str]:
+    """Return the options of an experiment that do nothing -> what they belong to, or what does it in their place.
+
+    What only the data decide, such as an option for images or for texts, is not among them.
+    """
+    task, federation, init = experiment.task, experiment.federation, experiment.class_embeddings.init
+    head = experiment.method.head
+    named = head.kind == "label" and head.semantic
+    idle: dict[str, str] = {}
+
+    def belong(to: str, here: bool, section: str, *names: str) -> None:
+        if not here:
+            idle.update({f"{section}.{name}": to for name in names})
+
+    belong("task.partition dirichlet", task.partition == "dirichlet", "task", "beta")
+    belong("task.partition k_classes", task.partition == "k_classes", "task", "classes_per_client")
+    belong("task.partition categories", task.partition == "categories", "task", "keep_subjects")
+    krum, trims = federation.aggregation == "krum", federation.aggregation == "trimmed_mean"
+    belong("federation.aggregation trimmed_mean", trims, "federation", "trim_fraction")
+    belong("federation.aggregation krum", krum, "federation", "krum_num_malicious", "krum_num_selected")
+    belong("model.network auto", experiment.model.network == "auto", "model", "heads", "feedforward", "dropout")
+    belong("class_embeddings.init cooccurrence", named and init == "cooccurrence", "class_embeddings", "table")
+    encoded = head.concepts or (named and init == "language_model")
+    belong("class_embeddings.init language_model", encoded, "class_embeddings", *ENCODER)
+    belong("a method with class concepts (fedbm)", head.concepts, "class_embeddings", "prompt_fraction")
+    belong("a method with class embeddings from names (fedalign)", named, "class_embeddings", "init", "table")
+    return idle | dict(experiment.method.unused)
+
+
+def check_idle(before: Sequence[Experiment], after: Sequence[Experiment]) -> None:
+    """Raise InputError where an option that was typed for several experiments changes nothing in any but the digest.
+
+    before, after: without and with what was typed, one by one.
+    """
+    idle = [
+        {option: to for option, to in idle_options(new).items() if options_of(new)[option] != options_of(old)[option]}
+        for old, new in zip(before, after, strict=True)
+    ]
+    for option, to in idle[0].items():
+        if all(option in others for others in idle):
+            raise InputError(f"--{option} does nothing here, it belongs to {to}: leave it out, or set that")

@@ -1,0 +1,82 @@
+"""An option that was typed and does nothing is refused: the run would have another name, and the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.config.idle_options import check_idle, idle_options
+from anchorfl.pipeline.config.presets import preset_names, read_preset
+from anchorfl.pipeline.config.schema import with_options
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.search_space import SPACES, resolve
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_reads_the_learning_rate_or_says_that_it_does_not(experiment, finished_run, method):
+    e = experiment(method)
+    other = dataclasses.replace(e, optimizer=dataclasses.replace(e.optimizer, lr=0.03))
+    same = finished_run(e).checksum == finished_run(other).checksum
+    assert same == ("optimizer.lr" in idle_options(e))
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "option", "instead"),
+    [
+        ("digits/fedalign", {"optimizer.lr": 0.02}, "optimizer.lr", "method.data_lr and method.label_lr"),
+        ("digits/fedavg", {"task.beta": 0.1}, "task.beta", "dirichlet"),
+        ("digits/fedavg", {"task.partition": "iid", "task.classes_per_client": 2}, "task.classes_per_client", "k_cl"),
+        ("digits/fedavg", {"federation.trim_fraction": 0.3}, "federation.trim_fraction", "trimmed_mean"),
+        ("digits/fedavg", {"class_embeddings.table": "names.csv"}, "class_embeddings.table", "fedalign"),
+        ("digits/fedavg", {"model.network": "resnet8", "model.dropout": 0.1}, "model.dropout", "auto"),
+    ],
+)
+def test_an_idle_option_is_refused_with_what_does_it(preset, words, option, instead):
+    before = read_preset(preset)
+    with pytest.raises(InputError, match=rf"--{option} does nothing here.*{instead}"):
+        check_idle([before], [with_options(before, words)])
+
+
+def test_an_option_that_works_is_taken():
+    before = read_preset("digits/fedavg")
+    for words in (
+        {"optimizer.lr": 0.02},
+        {"task.partition": "dirichlet", "task.beta": 0.1},
+        {"federation.aggregation": "trimmed_mean", "federation.trim_fraction": 0.3, "federation.quorum": 1.0},
+        {"task.beta": before.task.beta},  # as it stands: the digest stays, too
+    ):
+        check_idle([before], [with_options(before, words)])
+
+
+def test_of_several_presets_one_that_reads_it_is_enough():
+    before = [read_preset("digits/fedalign"), read_preset("digits/fedavg")]
+    check_idle(before, [with_options(e, {"optimizer.lr": 0.02}) for e in before])
+
+
+def test_the_command_refuses_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "digits/fedalign", "--optimizer.lr", "0.02"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--optimizer.lr" in line
+    assert "method.data_lr" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_does_not_search_it():
+    e = read_preset("digits/fedalign")
+    with pytest.raises(InputError, match=r"optimizer\.lr"):
+        resolve(e, "optimizer.lr")
+
+
+def test_no_space_names_an_option_that_its_method_does_not_read():
+    assert not [name for name, space in SPACES.items() for option in space.space if option in METHODS[name].unused]
+
+
+def test_presets_may_hold_what_they_do_not_use():
+    """Their digests stay: only what is typed is looked at."""
+    for name in preset_names():
+        e = read_preset(name)
+        check_idle([e], [e])
