@@ -14,10 +14,11 @@ from typing import Any
 
 from anchorfl.pipeline import terminal
 from anchorfl.pipeline.results.curves import draw
+from anchorfl.pipeline.results.markdown import markdown_table, plain_markdown
 from anchorfl.pipeline.storage.atomic_files import write_atomically, write_csv
 from anchorfl.pipeline.storage.run_folder import read_result
 from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_metadata, with_final_scores
-from anchorfl.tasks.errors import InputError, escaped
+from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
 SPLITS = ("validation/", "test/")
@@ -265,9 +266,9 @@ def _text(runs: Sequence[RunSummary], groups: Sequence[Group], tail: Sequence[st
 def _markdown(runs: Sequence[RunSummary], groups: Sequence[Group], tail: Sequence[str], *, curves: bool) -> str:
     heads = _heads(_families(runs))
     grouped = _grouped_rows(groups, heads)
-    blocks = ["# Comparison", _markdown_table(_rows(runs, heads))]
-    blocks += ["## Mean and sd over seeds", _markdown_table(grouped)] if grouped else []
-    return "\n\n".join([*blocks, *tail, *(["![curves](curves.png)"] if curves else [])]) + "\n"
+    blocks = ["# Comparison", markdown_table(_rows(runs, heads))]
+    blocks += ["## Mean and sd over seeds", markdown_table(grouped)] if grouped else []
+    return "\n\n".join([*blocks, *map(plain_markdown, tail), *(["![curves](curves.png)"] if curves else [])]) + "\n"
 
 
 def _rows(runs: Sequence[RunSummary], heads: dict[str, str]) -> list[list[str]]:
@@ -289,11 +290,6 @@ def _grouped_rows(groups: Sequence[Group], heads: dict[str, str]) -> list[list[s
         cells = [f"{_shown(name, group.mean.get(name))} ± {_shown(name, group.sd.get(name))}" for name in heads]
         rows.append([group.label, str(len(group.runs)), *("-" if cell == "- ± -" else cell for cell in cells)])
     return rows
-
-
-def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    safe = [[escaped(cell).replace("|", "\\|") for cell in row] for row in rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [safe[0], ["---"] * len(safe[0]), *safe[1:]])
 
 
 def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markdown: str) -> tuple[Path, ...]:

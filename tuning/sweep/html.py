@@ -11,7 +11,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from anchorfl.tasks.errors import escaped, escaped_lines
+from anchorfl.pipeline.results.markdown import markdown_table, plain_markdown
+from anchorfl.tasks.errors import escaped_lines
 from anchorfl.tuning.sweep.plots import save, svg
 
 STYLE = """
@@ -68,18 +69,17 @@ def html(title: str, blocks: Sequence[Block]) -> str:
 
 def markdown(title: str, blocks: Sequence[Block], folder: Path) -> str:
     """Return the same as Markdown; write its figures as PNG and SVG files into ``folder``."""
-    parts = [f"# {title}"]
+    parts = [f"# {plain_markdown(title)}"]
     for block in blocks:
         if block.title:
-            parts.append(f"## {block.title}")
+            parts.append(f"## {plain_markdown(block.title)}")
         if block.rows:
-            safe = [[escaped(cell).replace("|", "\\|") for cell in row] for row in block.rows]
-            parts.append("\n".join("| " + " | ".join(r) + " |" for r in [safe[0], ["---"] * len(safe[0]), *safe[1:]]))
+            parts.append(markdown_table(block.rows))
         if block.picture:
             save(block.picture, folder / block.file)
             parts.append(f"![{block.title}]({folder.name}/{block.file})")
-        parts += block.paragraphs
-    return escaped_lines("\n\n".join(parts) + "\n")
+        parts += map(plain_markdown, block.paragraphs)
+    return "\n\n".join(parts) + "\n"
 
 
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
