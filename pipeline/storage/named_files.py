@@ -11,12 +11,17 @@ def named_file(folder: Path, name: str, record: object) -> Path:
     """Return the file or folder ``name`` of a folder; it may be missing.
 
     record: says the name. InputError where the name is absolute, leads out of the folder, also by a link, or is of
-    something else than a file or folder.
+    something else than a file or folder, or no name at all.
     """
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+        other = path.exists() and not (path.is_file() or path.is_dir())
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a circle of links
+        raise InputError(f"{record} names {name!r}, which can be no file ({error}): take the name out of it") from error
+    if not inside:
         raise InputError(f"{record} names {name!r}, which lies outside of {folder}: take the name out of it")
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if other:
         raise InputError(f"{record} names {name!r}, which is no regular file: delete it")
     return path
 

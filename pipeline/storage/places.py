@@ -81,7 +81,7 @@ def with_own_places(
     known = {option: os.environ.get(variable) for option, variable in PLACES.items() if variable}
     if copy and object_store.join(experiment.cluster.backup, record.parent.name) == copy.rstrip("/"):
         known["cluster.backup"] = experiment.cluster.backup
-    if not (seal and hmac.compare_digest(seal, seal_of(experiment))):
+    if not (seal and hmac.compare_digest(seal.encode(), seal_of(experiment).encode())):
         foreign = {o: p for o, p in places_of(experiment).items() if o not in typed and p != known.get(o)}
         if foreign:
             named = ", ".join(f"{option} = {place!r}" for option, place in foreign.items())

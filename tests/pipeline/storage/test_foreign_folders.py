@@ -87,7 +87,20 @@ def pipe(folder, secret):
     return "extra"
 
 
-@pytest.mark.parametrize("make", [absolute, outside, linked, link_inside, linked_folder, pipe])
+def circle(folder, secret):
+    (folder / "extra").symlink_to("extra")
+    return "extra"
+
+
+def nul(folder, secret):
+    return "extra\0"
+
+
+def too_long(folder, secret):
+    return "extra" * 1000
+
+
+@pytest.mark.parametrize("make", [absolute, outside, linked, link_inside, linked_folder, pipe, circle, nul, too_long])
 def test_no_file_outside_of_a_folder_is_sent(finished, secret, tmp_path, make, capsys):
     name_artifact(finished, make(finished, secret))
     store = f"sqlite:///{tmp_path / 'store' / 'mlflow.db'}"
@@ -203,8 +216,10 @@ def test_a_place_that_is_edited_into_an_own_folder_is_asked_for(experiment, tmp_
     run(e, tmp_path / "run", quiet)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     edit(tmp_path / "run" / "config.json", cluster=config["cluster"] | {"backup": str(tmp_path / "theirs")})
-    with pytest.raises(InputError, match=r"cluster\.backup = '.*theirs'"):
-        resume(tmp_path / "run", quiet)
+    for seal_ in (config["seal"], "", "é", 7):
+        edit(tmp_path / "run" / "config.json", seal=seal_)
+        with pytest.raises(InputError, match=r"cluster\.backup = '.*theirs'"):
+            resume(tmp_path / "run", quiet)
     assert not (tmp_path / "theirs").exists()
 
 
