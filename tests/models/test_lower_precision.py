@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from anchorfl.models.dropout import MaskSource
+from anchorfl.models.encoders.resnet import ResNet
 from anchorfl.models.encoders.sparse import SparseEncoder
 from anchorfl.models.encoders.transformer import TransformerEncoder
 from anchorfl.models.lower_precision import ROWS, use_bfloat16
@@ -44,6 +45,28 @@ def test_training_is_near_float32_and_in_float32_outside():
     torch.testing.assert_close(low_z_BD, z_BD, **CLOSE)
     assert not torch.equal(low_z_BD, z_BD)
     assert torch.cosine_similarity(grad, low_grad, 0) > 0.999
+
+
+def test_a_network_with_convolutions_trains_in_bfloat16_and_is_scored_in_float32():
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        plain = ResNet("resnet8", 1, 8, stem="small", norm="batch")
+    low = copy.deepcopy(plain)
+    use_bfloat16(low)
+    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(low.eval()(x), plain.eval()(x))
+    (z_BD, grad), (low_z_BD, low_grad) = gradients(plain.train(), x), gradients(low.train(), x)
+    assert low_z_BD.dtype == low_grad.dtype == torch.float32
+    assert not torch.equal(low_z_BD, z_BD)
+    assert torch.cosine_similarity(z_BD, low_z_BD).min() > 0.99
+    assert torch.cosine_similarity(grad, low_grad, 0) > 0.95
+
+
+def test_a_layer_without_a_bias_has_none():
+    low = nn.Sequential(nn.Linear(8, 5, bias=False))
+    plain, x = copy.deepcopy(low), torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    use_bfloat16(low)
+    torch.testing.assert_close(gradients(low, x)[0], gradients(plain, x)[0], **CLOSE)
 
 
 def test_scores_are_in_float32():

@@ -181,9 +181,10 @@ def test_what_breaks_the_bound_is_refused():
         noisy_sum([every], CLASSES, clip=math.inf, noise=1.0, generator=rng)
     with pytest.raises(ValueError, match="needs a generator and a finite clip"):
         noisy_sum([every], CLASSES, clip=1.0, noise=1.0, generator=None)
-    twice = Terms(torch.tensor([[0, 1, 0]]), torch.ones(1, 3, WIDTH))
-    with pytest.raises(ValueError, match="stands twice in a term"):
-        noisy_sum([twice], CLASSES, clip=1.0, noise=0.0, generator=None)
+    for index in ([0, 1, 0], [0, 2, 2], [1, 1, 0]):
+        twice = Terms(torch.tensor([index]), torch.ones(1, 3, WIDTH))
+        with pytest.raises(ValueError, match="stands twice in a term"):
+            noisy_sum([twice], CLASSES, clip=1.0, noise=0.0, generator=None)
     every.grad_UKD[2, 1, 0] = math.inf
     with pytest.raises(ValueError, match="not finite"):
         noisy_sum([every], CLASSES, clip=1.0, noise=1.0, generator=rng)

@@ -245,6 +245,8 @@ def test_what_does_not_lie_one_behind_the_other_is_not_joined(parts):
     tensors = [flat[part] for part in parts]
     assert messages.joined(tensors) is None
     assert messages.joined([flat[:3], torch.arange(3.0)]) is None
+    assert messages.joined([flat[:3], torch.arange(10.0)[3:]]) is None, "it would be next, in another storage"
+    assert messages.joined([flat[:3], torch.arange(10)[3:]]) is None
     assert messages.unpack(messages.pack(dict(enumerate(tensors)), copy=False))[0].tolist() == tensors[0].tolist()
 
 

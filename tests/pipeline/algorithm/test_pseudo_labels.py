@@ -212,6 +212,11 @@ def test_a_head_without_class_embeddings_has_no_anchors():
     assert anchor_scores("confidence", LinearHead(4, 3), torch.ones(2, 4), SINGLE).shape == (2, 3)
 
 
+def test_percentiles_near_the_ends_are_taken():
+    for q1, q2 in ((99.9, 0.1), (0.5, 0.1), (99.9, 99.5), (50.0, 50.0)):
+        assert (Thresholds(q1, q2, alpha=0.0).q1, Thresholds(q1, q2).q2) == (q1, q2)
+
+
 @pytest.mark.parametrize(
     ("option", "text"),
     [

@@ -163,6 +163,16 @@ def test_the_fixed_rows_minimise_eq_12(alpha, beta, nu, monkeypatch):
     assert_close({"w": total_CD}, differences(eq_12, {"w": w}), 1e-8)
 
 
+def test_rare_labels_weigh_as_much_as_frequent_ones():
+    """Ten times as many rows without a label of these, or each row ten times, give the same value and gradient."""
+    w, y_NC = torch.from_numpy(unit_rows(5)), np.zeros((4, 5), dtype=bool)
+    y_NC[[0, 0, 1, 2, 3], [0, 1, 2, 3, 4]] = True  # one pair of ten occurs together, once
+    value, grad_CD = fixed_gradient(w, cooccurrence_of(y_NC), 2.0, 3.0, 1.2)
+    often, often_CD = fixed_gradient(w, cooccurrence_of(np.tile(y_NC, (10, 1))), 2.0, 3.0, 1.2)
+    assert value == pytest.approx(often, rel=1e-9)
+    assert torch.allclose(grad_CD, often_CD, rtol=1e-9)
+
+
 def test_fixed_rows_are_found_before_round_1_and_stay():
     method = METHODS["fedalc-fixed"](steps=50)
     state, _ = begun(method, network(), rows())

@@ -17,7 +17,7 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.run_record import read_records
-from anchorfl.pipeline.training.client import RowCache
+from anchorfl.pipeline.training.client import ClientRunner, RowCache
 from anchorfl.pipeline.training.errors import QuorumError, RejectedError
 from anchorfl.pipeline.training.sampling import backup_clients, select
 from tests.faulty import KINDS, Faulty
@@ -215,6 +215,22 @@ def test_what_went_wrong_is_counted_and_named_everywhere(experiment, tmp_path, c
         f"faults: {int(first['failures/exception'])} attempts of clients ({result['faults']['exception']} exception)"
         in said
     )
+
+
+def test_faults_add_up_over_rounds(experiment, tmp_path, monkeypatch, capsys):
+    """One client fails twice in round 1 and once in round 3, where a retry mends it."""
+    plain, failing = ClientRunner.fit, [1, 1, 3]
+
+    def fit(self, client, round_, *given):
+        if client == select(4, 3, round_, 1)[0] and round_ in failing:
+            failing.remove(round_)
+            raise RuntimeError("the disk of the client is full")
+        return plain(self, client, round_, *given)
+
+    monkeypatch.setattr(ClientRunner, "fit", fit)
+    result = run(experiment(federation={"retries": 1}), tmp_path / "run", quiet)
+    assert json.loads((result.folder / "result.json").read_text())["faults"] == {"exception": 3}
+    assert "3 exception), 2 of them made again, clients left out of a round: 1\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

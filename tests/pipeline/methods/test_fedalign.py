@@ -323,7 +323,9 @@ def test_the_exact_tensors_of_fedavg_on_the_wire():
     ]
 
 
-@pytest.mark.parametrize("option", [{"data_lr": 0.0}, {"label_lr": -1.0}, {"q1": 10.0}, {"alpha": -0.5}])
+@pytest.mark.parametrize(
+    "option", [{"data_lr": 0.0}, {"label_lr": 0.0}, {"label_lr": -1.0}, {"q1": 10.0}, {"alpha": -0.5}]
+)
 def test_options_out_of_range_are_refused_in_one_line(option):
     with pytest.raises(ValueError, match=r"\Amethod\.[^\n]+\Z"):
         FedAlign(**option)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 
 import pytest
 
+from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.sampling import select
+from anchorfl.tasks.errors import InputError
 from tests.runs import interrupted_before, quiet, recorded
 
 
@@ -24,6 +29,46 @@ def test_the_last_round_is_scored_kept_and_saved_whatever_the_interval(experimen
     checkpoints = Checkpoints(tmp_path / "run")
     assert checkpoints.kept() == scored[1:]
     assert checkpoints.load().round == 3
+
+
+def test_times_are_those_that_passed(experiment, tmp_path):
+    began = time.perf_counter()
+    run(experiment(), tmp_path / "run", quiet)
+    passed, records = time.perf_counter() - began, read_records(tmp_path / "run")[0]
+    for name in ("time/round", "time/evaluate"):
+        seconds = [record.metrics[name] for record in records]
+        assert min(seconds) > 0
+        assert sum(seconds) < passed
+    assert all(record.metrics["failures/server_restarts"] == 0 for record in records)
+
+
+def test_the_next_rounds_clients_start_while_a_round_is_scored(experiment, tmp_path, monkeypatch):
+    """A whole run lets them train already; one that is driven round by round only has their processes ready."""
+    seen = []
+    monkeypatch.setattr(SerialExecutor, "warm_up", lambda self, clients: seen.append(("ready", [*clients])))
+    monkeypatch.setattr(
+        SerialExecutor, "start_next_round", lambda self, round_, clients, backups: seen.append((round_, [*clients]))
+    )
+    e = experiment()
+    cohorts = [select(4, 3, round_, e.seed) for round_ in (1, 2, 3)]
+    run(e, tmp_path / "run", quiet)
+    assert seen == [("ready", cohorts[0]), (2, cohorts[1]), (3, cohorts[2])]
+    seen.clear()
+    monkeypatch.setattr(RoundLoop, "_runs_all_rounds", property(lambda self: False, lambda self, value: None))
+    run(e, tmp_path / "stepped", quiet)
+    assert seen == [("ready", cohort) for cohort in cohorts]
+
+
+@pytest.mark.parametrize("notes", [{"best_round": 3}, {"round": 1}, {"best_round": -1}, {"round": "two"}])
+def test_a_checkpoint_whose_notes_contradict_it_is_refused(experiment, tmp_path, notes):
+    with interrupted_before(3):
+        run(experiment(), tmp_path / "run", quiet)
+    checkpoints = Checkpoints(tmp_path / "run", kept=1)
+    found = checkpoints.load()
+    assert found.round == 2
+    checkpoints.save(2, found.parts, found.notes | notes)
+    with pytest.raises(InputError, match="is not of this run"):
+        resume(tmp_path / "run", quiet)
 
 
 @pytest.fixture

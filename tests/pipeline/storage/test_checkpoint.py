@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from functools import partial
 
 import pytest
 import torch
 
-from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.pipeline.storage.checkpoint import Checkpoints, index_of, seal
 from anchorfl.tasks.errors import InputError
 
 
@@ -111,6 +112,13 @@ HARMS = {
     "its checksum does not fit": lambda f: tampered(f, '"best": 3', '"best": 2'),
     "has format 1, this version reads 3": lambda f: tampered(f, '"format": 3', '"format": 1'),
 }
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/secret.safetensors", "state.txt", "sub/x.safetensors"])
+def test_an_index_names_only_what_lies_beside_it(tmp_path, name):
+    index = {"format": 3, "round": 1, "parts": {"state": {"file": name, "sha256": "0" * 64}}, "notes": {}}
+    with pytest.raises(InputError, match="is no part beside it"):
+        index_of(json.dumps(index | {"sha256": seal(index)}).encode(), "checkpoint.json")
 
 
 def three_rounds(folder, kept):

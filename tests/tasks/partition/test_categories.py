@@ -258,3 +258,12 @@ def test_a_class_without_a_row_is_named():
 def test_a_category_left_without_classes_is_no_category():
     task = task_of(2, {"a": (0,), "empty": (), "b": (1,)})
     assert [s.tolist() for s in class_sets(task, 2, np.random.default_rng(0))] == [[0], [1]]
+
+
+def test_the_plan_stays_the_same_from_version_to_version():
+    """A change here changes every published result: it belongs under Numbers in the changelog."""
+    y_NC = np.arange(1200).reshape(300, 4) % 7 == 0
+    assert (~y_NC.any(1)).sum() > 50
+    chosen = TaskOptions(clients=2, partition="categories")
+    plan = make_plan(rows_of(y_NC, np.arange(300) * 3), task_of(4, {"a": (0, 1), "b": (2, 3)}), chosen, 4321)
+    assert plan_digest(plan)[:16] == "928c5436460e44bc"

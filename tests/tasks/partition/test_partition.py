@@ -14,7 +14,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.partition import PARTITIONS, make_plan, partitions_of
 from anchorfl.tasks.partition.plan import plan_digest, plan_from_json, plan_to_json
-from anchorfl.tasks.partition.stratify import largest_remainder, stratified_holdout
+from anchorfl.tasks.partition.stratify import describe_classes, largest_remainder, stratified_holdout
 from tests.tasks.federations import QUICK, owner_of, plan_of, rows_of, shuffled, task_of
 
 
@@ -221,6 +221,14 @@ LONELY = np.eye(4, dtype=bool)[np.where(np.arange(80) == 0, 3, np.arange(80) % 3
 def test_options_that_do_not_fit_are_refused(y_NC, options, message):
     with pytest.raises(InputError, match=message):
         plan_of(y_NC, TaskOptions(**{"clients": 2, **options}), 0)
+
+
+@pytest.mark.parametrize(
+    ("absent", "end"), [(2, "'c1'"), (10, "'c9'"), (11, "'c9' and 1 more"), (25, "'c9' and 15 more")]
+)
+def test_the_first_ten_of_many_classes_are_named(absent, end):
+    chosen_C = np.arange(30) < absent
+    assert describe_classes(chosen_C, [f"c{i}" for i in range(30)]).endswith(end)
 
 
 def test_exhausted_cover_names_the_class():

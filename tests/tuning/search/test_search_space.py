@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.search_space import SPACES, Choice, Range, describe, parse, resolve, space_of
 
+HELD = Path(__file__).parent / "spaces.json"
 NUMBERS = st.floats(min_value=1e-6, max_value=99.9, allow_nan=False).map(lambda x: float(f"{x:.6g}"))
 
 
@@ -22,6 +25,19 @@ def test_every_method_declares_a_space():
         assert declared.space
         assert declared.warm_up >= 1
         assert all(d.reason for d in declared.space.values())
+
+
+def spaces_now():
+    """Return every declared space as ``--space`` takes it, and the rounds of a trial at least."""
+    texts = {name: {option: describe(d) for option, d in one.space.items()} for name, one in SPACES.items()}
+    return {name: space | {"warm_up": SPACES[name].warm_up} for name, space in texts.items()}
+
+
+def test_spaces_are_those_of_the_version_before():
+    """A sweep without ``--space`` finds another point in another space: say so in CHANGELOG.md, then
+    ``python -m tests.tuning.search.test_search_space`` writes the file anew.
+    """
+    assert spaces_now() == json.loads(HELD.read_text())
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -115,3 +131,7 @@ def test_names_of_other_sections(experiment):
     assert list(space) == ["optimizer.weight_decay", "alpha"]
     assert resolve(experiment("fedalign"), "alpha") == "method.alpha"
     assert math.isclose(space["optimizer.weight_decay"].grid()[2], 1e-3)
+
+
+if __name__ == "__main__":
+    HELD.write_text(json.dumps(spaces_now(), indent=1, sort_keys=True) + "\n")
