@@ -11,14 +11,15 @@ SYNC   := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
-# COVERAGE=1 measures which lines the tests that do not start Ray run, and prints it at the end, as CI does. SlipCover costs
-# 6 % of the time and coverage.py 64 %, since Python 3.11 can only be traced; it is imported before pytest, which warns.
-SLIPCOVER := -m slipcover --source models,pipeline,tasks,tuning --json --out
+# COVERAGE=1 measures which lines and branches the tests that do not start Ray run, and prints it at the end, as CI does.
+# SlipCover costs 8 % of the time (lines alone: 3 %) and coverage.py 64 %, since Python 3.11 can only be traced; it is
+# imported before pytest, which warns.
+SLIPCOVER := -m slipcover --branch --source models,pipeline,tasks,tuning --json --out
 MEASURED = $(if $(COVERAGE),$(SLIPCOVER) .coverage.$@.json) -m pytest \
 	$(if $(COVERAGE),-W "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup encoder run test test-rest test-fast test-ray test-ray-shared test-ray-apart test-plain test-tuning test-slow cluster-test test-data check audit static format lint types imports spelling bench ui clean
+.PHONY: help setup encoder run test test-rest test-fast test-ray test-ray-shared test-ray-apart test-plain test-tuning test-slow cluster-test test-data mutants check audit static format lint types imports spelling bench ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +76,10 @@ cluster-test: $(STAMP) ## the tests that start several Ray nodes on this machine
 
 test-data: $(STAMP) ## the tests that read real data below $ANCHORFL_DATA
 	$(BIN)/python -m pytest -m "data and not gpu"
+
+mutants: export OMP_NUM_THREADS ?= 1
+mutants: $(STAMP) ## break the core on purpose, 300 small changes, one at a time: does a test fail? (half an hour)
+	$(BIN)/python -m benchmarks.mutants
 
 check: static audit ## everything CI checks, with the fast tests, and the audit of the pinned packages
 	$(MAKE) --no-print-directory test-fast
