@@ -63,7 +63,7 @@ LIBRARIES = (
     "torch", "numpy", "pyarrow.parquet", "pyarrow.compute", "scipy.stats", "scipy.sparse", "hypothesis.extra.numpy",
     "safetensors.torch", "tyro", "pytest", "ray.tune", "mlflow", "matplotlib.figure", "_pytest.assertion",
 )  # fmt: skip
-SECONDS = 120
+SECONDS = 40
 """Tests of one change, at most, by the time that they take without it."""
 REASONS = ROOT / "benchmarks" / "mutants.toml"
 BAR = 0.95

@@ -60,6 +60,11 @@ def test_a_network_with_convolutions_trains_in_bfloat16_and_is_scored_in_float32
     assert not torch.equal(low_z_BD, z_BD)
     assert torch.cosine_similarity(z_BD, low_z_BD).min() > 0.99
     assert torch.cosine_similarity(grad, low_grad, 0) > 0.95
+    with torch.autocast("cpu", torch.bfloat16):
+        before = low(x)
+        with torch.no_grad():
+            low.conv1.weight.mul_(-1)
+        assert not torch.equal(low(x), before), "a changed weight is seen"
 
 
 def test_a_layer_without_a_bias_has_none():

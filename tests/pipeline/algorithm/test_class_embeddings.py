@@ -289,6 +289,8 @@ def test_what_clients_tell_is_a_digest_per_row():
         ("fedalc", {"dp_noise": -1.0}, "noise = -1.0"),
         ("fedalc-fixed", {"class_embedding_lr": 0.1}, "does not move rows"),
         ("fedalc-fixed", {"alpha": -1.0}, "alpha and beta"),
+        ("fedalc-fixed", {"steps": -1}, "steps and tolerance"),
+        ("fedalc-fixed", {"tolerance": -0.1}, "steps and tolerance"),
         ("fedalc-fixed", {"lr": 0.0}, "lr above 0"),
         ("fedmlh", {"buckets": 0}, "hash_tables and buckets"),
         ("fedmlh", {"class_embedding_lr": 0.1}, "does not move rows"),

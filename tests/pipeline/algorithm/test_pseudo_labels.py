@@ -137,6 +137,9 @@ def test_a_given_label_of_a_class_that_the_client_does_not_identify_stays():
     got, _ = pseudo_annotate(data, torch.arange(10.0)[:, None], torch.zeros(1).bool(), MULTI, limits)
     assert got.y_NC[:, 0].tolist() == [1, 0, 0, 0, 0, 0, 0, 1, 1, 0]
     assert got.known_NC[:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 1, 1, 1]
+    assert torch.equal(got.weight_NC, MULTI.weights(got.y_NC, got.known_NC)), (
+        "pseudo-labels weigh as much as given ones"
+    )
 
 
 def test_a_client_that_knows_every_class_is_left_as_it_is():

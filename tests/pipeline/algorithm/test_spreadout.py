@@ -173,6 +173,11 @@ def test_rare_labels_weigh_as_much_as_frequent_ones():
     assert torch.allclose(grad_CD, often_CD, rtol=1e-9)
 
 
+def test_no_step_leaves_the_random_rows():
+    state, _ = begun(METHODS["fedalc-fixed"](steps=0), network(), rows())
+    assert torch.equal(state.weights[CLASS_ROWS], network().get_parameter(CLASS_ROWS))
+
+
 def test_fixed_rows_are_found_before_round_1_and_stay():
     method = METHODS["fedalc-fixed"](steps=50)
     state, _ = begun(method, network(), rows())

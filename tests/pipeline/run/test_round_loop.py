@@ -49,8 +49,9 @@ def test_the_next_rounds_clients_start_while_a_round_is_scored(experiment, tmp_p
     monkeypatch.setattr(
         SerialExecutor, "start_next_round", lambda self, round_, clients, backups: seen.append((round_, [*clients]))
     )
-    e = experiment()
+    e = experiment(seed=2)
     cohorts = [select(4, 3, round_, e.seed) for round_ in (1, 2, 3)]
+    assert len({*map(tuple, cohorts)}) == 3, "three cohorts, to tell them apart"
     run(e, tmp_path / "run", quiet)
     assert seen == [("ready", cohorts[0]), (2, cohorts[1]), (3, cohorts[2])]
     seen.clear()

@@ -208,6 +208,11 @@ LONELY = np.eye(4, dtype=bool)[np.where(np.arange(80) == 0, 3, np.arange(80) % 3
             "'class[0-3]' is identified by no client: set",
         ),
         (BALANCED[:, [0, 1, 2, 3, 3]] & [1, 1, 1, 1, 0], {"clients": 2}, "'class4' has no training row"),
+        (
+            BALANCED[:, [0, 1, 2, 3, 3]] & [1, 1, 1, 1, 0],
+            {"clients": 2, "partition": "dirichlet"},
+            "'class4' has no training row",
+        ),
         (BALANCED, {"clients": 0}, r"clients = 0 must lie in 1\.\.72"),
         (BALANCED, {"clients": 73}, r"clients = 73 must lie in 1\.\.72"),
         (BALANCED, {"classes_per_client": 0}, "must be at least 1"),

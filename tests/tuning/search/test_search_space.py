@@ -74,6 +74,12 @@ def test_what_the_texts_mean(text, value):
     assert parse(text) == value
 
 
+def test_whole_numbers_stay_inside_a_range_with_broken_ends():
+    wide = Range(2.5, 7.5, integer=True)
+    assert [wide.value(inner) for inner in (2.5, 2.6, 5.2, 7.4, 7.5)] == [3, 3, 5, 7, 7]
+    assert {type(value) for value in wide.grid()} == {int}
+
+
 def test_grids_are_even_in_their_scale():
     assert Range(0, 8, steps=5).grid() == [0, 2, 4, 6, 8]
     assert Range(0.1, 1000, "log", steps=5).grid() == [0.1, 1, 10, 100, 1000]

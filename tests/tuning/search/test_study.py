@@ -205,12 +205,16 @@ def test_every_round_is_told_once_and_a_failure_is_no_result(tmp_path):
     assert search.add_result(whole, ROUNDS.whole, record(whole, 1)) == "CONTINUE"
     search.add_result(failed, 1, record(failed, 1))
     search.close_trial(whole)
+    assert not search.done
     search.close_trial(failed, "ValueError: no good")
+    assert search.done
     told = [("result", round_) for round_ in rounds]
     assert search.scheduler.of[whole.trial_id] == [("add",), *told[:-1], ("complete", ROUNDS.whole)]
     assert search.searcher.of[whole.searched_as] == [*told, ("complete", ROUNDS.whole)]
     assert search.scheduler.of[failed.trial_id] == [("add",), ("result", 1), ("error",)]
     assert search.searcher.of[failed.searched_as] == [("result", 1), ("failed", None)]
+    heard = [*((f"round {round_}", 0) for round_ in rounds), ("round 1", 1), ("finished", 0), ("failed", 1)]
+    assert search.observers[0].heard == [("suggested", 0), ("suggested", 1), *heard]
 
 
 def test_a_grid_ends(tmp_path):
