@@ -197,5 +197,7 @@ def test_bad_input_is_refused():
         ranking.add(np.eye(2), y)
     with pytest.raises(ValueError, match=r"scores \(1, 3\)"):
         ranking.add(np.ones((1, 3)), y.take(np.array([0])))
+    with pytest.raises(ValueError, match=r"scores \(1, 2\) for 1 rows of 3 classes"):
+        ranking.add(np.ones((1, 2)), Labels.of_matrix(np.eye(3, dtype=bool)[:1]))
     with pytest.raises(InputError, match="row 2 has a score that is not finite"):
         ranking.add(np.array([[0, np.nan]]), y.take(np.array([0])))
