@@ -177,3 +177,10 @@ def test_probabilities_beyond_sixteen_bits_still_have_the_mean(p):
     mask = source().mask(torch.empty(1000), p)
     assert mask.isfinite().all()
     assert float((mask != 0).float().mean()) == pytest.approx(1 - p, abs=0.01)
+
+
+@pytest.mark.parametrize(("p", "scale"), [(1 - 1e-9, 2**16), (1e-9, 2**16 / (2**16 - 1))])
+def test_a_rate_next_to_0_or_1_is_the_nearest_that_can_be_drawn(p, scale):
+    """One in 65,536 elements is kept, or dropped; the others are what keeps the mean."""
+    mask = source().mask(torch.empty(2**21), p)
+    assert set(mask.tolist()) == {0.0, torch.tensor(scale).item()}

@@ -32,7 +32,7 @@ def unit_rows(count=7, width=4, seed=0):
 
 
 @pytest.mark.parametrize(("form", "nu"), [("neg_d2", 1.0), ("hinge_adaptive", 1.0), ("hinge_const", 1.3)])
-@pytest.mark.parametrize("k", [1, 3, 6, 50])
+@pytest.mark.parametrize("k", [1, 3, 5, 6, 50])
 def test_the_regulariser_is_the_sum_as_written(form, nu, k):
     """Neighbours by a plain sort, the sum over pairs in a double loop, its gradient by finite differences."""
     w, weight = unit_rows(), np.random.default_rng(1).random((7, 7))
@@ -171,6 +171,15 @@ def test_rare_labels_weigh_as_much_as_frequent_ones():
     often, often_CD = fixed_gradient(w, cooccurrence_of(np.tile(y_NC, (10, 1))), 2.0, 3.0, 1.2)
     assert value == pytest.approx(often, rel=1e-9)
     assert torch.allclose(grad_CD, often_CD, rtol=1e-9)
+
+
+@pytest.mark.parametrize("lr", [0.01, 1.0, 1e4])
+def test_fixed_rows_are_found_whatever_the_first_rate(lr):
+    """A step that would raise the value is not taken, and the rate halved."""
+    state, _ = begun(METHODS["fedalc-fixed"](steps=60, lr=lr, tolerance=0.0), network(), rows())
+    random = network().get_parameter(CLASS_ROWS).detach()
+    start, end = (fixed_gradient(w, state.cooccurrence, 1.0, 1.0, 1.0)[0] for w in (random, state.weights[CLASS_ROWS]))
+    assert end < 0.8 * start
 
 
 def test_no_step_leaves_the_random_rows():

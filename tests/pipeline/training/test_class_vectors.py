@@ -150,3 +150,19 @@ def test_files_lie_beside_the_prepared_data(named, own_cache):
     prepared = prepare_data(named(encoder="m"), quiet)
     asked = ConceptRequest(("one",), ("{name}",), "m")
     assert asked.file(own_cache).parent.samefile(f"{prepared.folder}/..")
+
+
+def test_names_that_the_table_says_nothing_of_are_named(experiment, tmp_path):
+    """They keep their random vectors, which is said once; where every name has an edge, nothing is."""
+    names = find_task("toy-single").class_names
+    for edges, lonely in ((len(names), []), (2, names[2:])):
+        rows = [[float(i != j and max(i, j) < edges) for j in range(len(names))] for i in range(len(names))]
+        lines = [",".join([name, *map(str, row)]) for name, row in zip(names, rows, strict=True)]
+        table = tmp_path / f"{edges}.csv"
+        table.write_text("\n".join([",".join(["label", *names]), *lines]) + "\n")
+        said = []
+        make_run_spec(
+            experiment("fedalign", class_embeddings={"init": "cooccurrence", "table": str(table)}), said.append
+        )
+        heard = [line.rpartition(": ")[2] for line in said if "keep a random vector" in line]
+        assert heard == ([", ".join(lonely)] if lonely else [])
