@@ -48,6 +48,15 @@ def test_any_square_size(side, first):
     assert 0 < float(x.min()) <= float(x.max()) < 1
 
 
+def test_a_size_in_between_is_cut_out_of_the_middle():
+    made = Generator(D, (1, 99, 99)).eval()
+    seen: list[torch.Tensor] = []
+    made.layers.register_forward_hook(lambda _, given, out: seen.append(out))
+    x = made(torch.randn(2, D, generator=rng()))
+    assert seen[0].shape[-2:] == (112, 112)
+    assert torch.equal(x, seen[0][..., 6:105, 6:105])
+
+
 @pytest.mark.parametrize("size", [(1, 1), (4, 7), (14, 14)])
 def test_a_doubling_convolution_is_doubling_and_convolution(size):
     layer = DoublingConv(3, 5, 3, padding=1, bias=False).double()
