@@ -150,3 +150,5 @@ def test_clients_that_share_a_sequence_hold_none_of_it_out(partition):
         make_plan(rows, task_of(4), chosen, 0)
     plan = make_plan(rows, task_of(4), replace(chosen, validation_from="server"), 0)
     assert len(set(plan.validation // 4)) * 4 == len(plan.validation) == 8
+    with pytest.raises(InputError, match=r"validation = 0\.99 takes 20 of 20 sequences, but each of 4 classes"):
+        make_plan(rows, task_of(4), replace(chosen, validation_from="server", validation=0.99), 0)
