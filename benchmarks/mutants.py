@@ -2,7 +2,7 @@
 
     make mutants                                                   # 300 changes by seed 0
     python -m benchmarks.mutants --count 50 --files 'tasks/metrics/*'
-    python -m benchmarks.mutants --again                           # only those that no test had killed
+    python -m benchmarks.mutants --again                           # those that no test had killed, where no reason is given
 
 Changes are drawn by a seed out of all that ``benchmarks.mutations`` finds in the core. Each is made in memory, in
 a forked process that has the libraries imported already, and that process runs the tests that ran the changed line,
@@ -403,8 +403,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--files", nargs="+", default=CORE, help="patterns of files; default: the core")
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "mutants.jsonl", help="kept results")
-    parser.add_argument("--again", action="store_true", help="try those again that had survived")
+    parser.add_argument("--again", action="store_true", help="try those again that had survived and have no reason")
     args = parser.parse_args()
+    reasons = {key_of(one): one["reason"] for one in tomllib.loads(REASONS.read_text()).get("survivor", [])}
     args.results.parent.mkdir(parents=True, exist_ok=True)
     for name in LIBRARIES:
         importlib.import_module(name)
@@ -416,7 +417,7 @@ def main() -> int:
         else {}
     )
     if args.again:
-        done = {key: line for key, line in done.items() if line["result"] != "survived"}
+        done = {key: line for key, line in done.items() if line["result"] != "survived" or key in reasons}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         traces = trace_all(args.results.with_name("mutants-lines.json"), scratch)
@@ -428,7 +429,6 @@ def main() -> int:
                 print(json.dumps(line), file=out)
             where = f"{mutant.file}:{mutant.line}  {mutant.change[:120]}"
             print(f"{at}/{len(drawn)} {line['result']} {line['seconds']} s  {where}", flush=True)
-    reasons = {key_of(one): one["reason"] for one in tomllib.loads(REASONS.read_text()).get("survivor", [])}
     return 0 if report([done[mutant.key] for mutant in drawn], reasons) else 1
 
 

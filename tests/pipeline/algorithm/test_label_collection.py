@@ -140,6 +140,12 @@ def test_a_digest_that_is_sent_twice_counts_once():
         assert cooccurrence_counts(labels).toarray().tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
 
 
+def test_pairs_have_no_order_also_where_a_feature_stands_twice():
+    pairs = np.array([[[3, 1.0], [5, 2.0], [5, 1.0]], [[5, 1.0], [3, 1.0], [5, 2.0]], [[3, 1.0], [5, 1.0], [5, 2.0]]])
+    rows = [made(pairs[[i]].astype(np.float32), np.ones((1, 1)), [3]) for i in range(3)]
+    assert len({next(canonical(row)) for row in rows}) == 1
+
+
 def test_rows_stand_in_the_order_of_the_digests():
     digest = np.zeros((4, DIGEST_BYTES), np.uint8)
     digest[:, 0], digest[:, -1] = [200, 3, 200, 3], [0, 1, 1, 0]  # ends that are zero must count, and bytes be unsigned
