@@ -1,8 +1,8 @@
 """Break the core on purpose, a small change at a time, and see whether a test fails: a mutation run.
 
-    make mutants                                                   # 300 changes by seed 0
+    make mutants                                  # 300 changes by seed 0
     python -m benchmarks.mutants --count 50 --files 'tasks/metrics/*'
-    python -m benchmarks.mutants --again                           # those that no test had killed, where no reason is given
+    python -m benchmarks.mutants --again          # once more those that lived and have no reason
 
 Changes are drawn by a seed out of all that ``benchmarks.mutations`` finds in the core. Each is made in memory, in
 a forked process that has the libraries imported already, and that process runs the tests that ran the changed line,
