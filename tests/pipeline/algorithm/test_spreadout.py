@@ -18,7 +18,7 @@ from anchorfl.pipeline.algorithm.spreadout import fixed_gradient, gradient, near
 from anchorfl.pipeline.methods import METHODS
 from tests.pipeline.compared import assert_close
 from tests.pipeline.compared import slope as differences
-from tests.pipeline.one_class import begun, explicit, network, rows
+from tests.pipeline.one_class import begun, clients, explicit, network, rows, server
 
 FEDALC = METHODS["fedalc"]
 
@@ -92,6 +92,22 @@ def test_rows_move_apart_and_those_of_classes_that_go_together_less():
     before, after = w @ w.T, moved @ moved.T
     assert after[0, 1] < before[0, 1]
     assert after[2, 3] < after[0, 1] - 1e-3
+
+
+@pytest.mark.parametrize("block", [2, 100])
+def test_a_private_direction_is_the_gradient_with_noise_of_the_clip(monkeypatch, block):
+    """With next to no noise and a clip that nothing reaches it is the gradient; else noise is what is added."""
+    monkeypatch.setattr("anchorfl.pipeline.methods.fedalc.ROWS_PER_BLOCK", block)
+    rows_CD = torch.from_numpy(unit_rows())
+    index_CK, cosine_CK, after_C = nearest_rows(rows_CD, 3)
+    slope_CK = slope("neg_d2", cosine_CK, after_C, 1.0)
+    ctx = server(network(), [card for card, _ in clients(rows())])
+    plain_CD = gradient(rows_CD, index_CK, slope_CK)
+    assert torch.equal(FEDALC().direction(rows_CD, index_CK, slope_CK, ctx), plain_CD)
+    private_CD = FEDALC(dp_noise=1e-12, dp_clip=1e3).direction(rows_CD, index_CK, slope_CK, ctx)
+    assert torch.allclose(private_CD, plain_CD, rtol=0, atol=1e-7)
+    noisy_CD = FEDALC(dp_noise=2.0, dp_clip=1e3).direction(rows_CD, index_CK, slope_CK, ctx)
+    assert 1000 < float((noisy_CD - plain_CD).std()) < 4000
 
 
 # --------------------------------------------------------------------------------------------------- label correlations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random  # noqa: TID251 - a generator of its own, for the order of the trials
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds
 from anchorfl.tuning.search.search_space import Choice, Range
-from anchorfl.tuning.search.searchers import make_scheduler, make_searcher, most_trials
+from anchorfl.tuning.search.searchers import START_UP, make_scheduler, make_searcher, most_trials
 from anchorfl.tuning.search.study import Study, TrialState, read_trials
 
 SPACE = {"q1": Range(90, 99.9, "tail", steps=4), "q2": Range(10, 99, steps=4), "kind": Choice(("cosine", "dot"))}
@@ -215,6 +216,11 @@ def test_every_round_is_told_once_and_a_failure_is_no_result(tmp_path):
     assert search.searcher.of[failed.searched_as] == [("result", 1), ("failed", None)]
     heard = [*((f"round {round_}", 0) for round_ in rounds), ("round 1", 1), ("finished", 0), ("failed", 1)]
     assert search.observers[0].heard == [("suggested", 0), ("suggested", 1), *heard]
+
+
+def test_as_many_points_are_random_first_as_the_page_says():
+    assert START_UP == 10
+    assert "ten random points first" in (Path(__file__).parents[3] / "docs" / "sweeps.md").read_text()
 
 
 def test_a_grid_ends(tmp_path):
