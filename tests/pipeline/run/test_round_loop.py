@@ -10,7 +10,7 @@ import pytest
 
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import resume, run
-from anchorfl.pipeline.run.round_loop import RoundLoop
+from anchorfl.pipeline.run.round_loop import LoopState, RoundLoop
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.sampling import select
@@ -29,6 +29,17 @@ def test_the_last_round_is_scored_kept_and_saved_whatever_the_interval(experimen
     checkpoints = Checkpoints(tmp_path / "run")
     assert checkpoints.kept() == scored[1:]
     assert checkpoints.load().round == 3
+
+
+def test_a_run_without_a_fault_has_counted_none(experiment, tmp_path):
+    run(experiment(), tmp_path / "run", quiet)
+    notes = Checkpoints(tmp_path / "run").load().notes
+    assert (notes["failures"], notes["retries"], notes["faults"], notes["best_round"]) == (0, 0, {}, 0)
+    assert LoopState().summary() == ""
+    assert LoopState(failures=2, retries=1, faults={"crash": 3}).summary(1) == (
+        "faults: 3 attempts of clients (3 crash), 1 of them made again, clients left out of a round: 2; started anew"
+        " after the loss of the server: 1"
+    )
 
 
 def test_times_are_those_that_passed(experiment, tmp_path):
