@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from anchorfl.models.build import ModelOptions, build
-from anchorfl.models.encoders.resnet import BasicBlock, Bottleneck, FrozenBatchNorm, norm_of
+from anchorfl.models.encoders.resnet import BasicBlock, Bottleneck, FrozenBatchNorm, ResNet, norm_of
 
 TRUNK = {"resnet8": 64, "resnet20": 64, "resnet18": 512, "resnet34": 512, "resnet50": 2048}
 BLOCKS = {
@@ -296,3 +296,10 @@ def test_options_of_residual_networks_need_one(name, value):
     assert str(caught.value) == (
         f"model.{name} = {value!r} is for residual networks: set model.network, for example to 'resnet18'"
     )
+
+
+@pytest.mark.parametrize(("network", "count"), [("resnet18", 11_176_512), ("resnet34", 21_284_672)])
+def test_trunks_of_two_layer_blocks_have_the_weights_of_torchvisions(network, count):
+    """11,689,512 and 21,797,672, less the 513,000 of its classifier for ImageNet."""
+    trunk = ResNet(network, 3, 512, stem="imagenet", norm="batch")
+    assert sum(p.numel() for p in trunk.parameters()) == count
