@@ -341,9 +341,11 @@ def tests_for(mutant: Mutant, traces: dict[str, dict[str, Any]]) -> tuple[list[s
 
 
 def own_tests(file: str) -> str:
-    """Return the place of a module's own tests."""
+    """Return the place of a module's own tests: the mirrored one, or that of its name."""
     path = Path("tests") / file
-    return path.with_name(f"test_{path.name}").as_posix()
+    path = path.with_name(f"test_{path.name}")
+    named = [path] if (ROOT / path).exists() else sorted((ROOT / "tests" / path.parts[1]).rglob(path.name))
+    return (ROOT / (named[0] if named else path)).relative_to(ROOT).as_posix()
 
 
 def folder_of(file: str) -> str:
