@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import gc
 import ipaddress
+import json
 import os
 import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import ray
 
 from anchorfl.pipeline.cluster import auth_token, signals
 from anchorfl.pipeline.cluster.layout import nodes
+from anchorfl.pipeline.cluster.ray_watch import RayWatch
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.terminal import say_error
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, first_line
 
 LOOPBACK = "127.0.0.1"
+LONG_WAIT_S = 150
+"""Seconds that each step of a second start of Ray may take; of the first, 30 by Ray's default."""
+WAITS = ("raylet_start_wait_time_s", "gcs_server_port_wait_time_s")
+"""Ray's options for that."""
 LONGEST = 41
 """Characters of the folder around Ray's own, so that the path of a socket in it stays within Linux's 107."""
+
+_watch: RayWatch | None = None
+"""The watch over a Ray of our own, while there is one."""
 
 
 @contextmanager
@@ -87,6 +97,10 @@ def stop() -> None:
     While Ray shuts down it ends the process at once, with status 1, where another thread frees a reference to one of
     its objects. Python's garbage collector does so in any thread, such as the one that writes to MLflow.
     """
+    global _watch
+    if _watch is not None:
+        _watch.stop()
+        _watch = None
     automatic = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -104,10 +118,14 @@ def _start_own(quiet: dict[str, Any]) -> None:
     own decisions, and stand.
     """
     auth_token.ensure_token()
+    # Nobody reads Ray's metrics, which its agent would show to every user of the machine, without a token.
+    os.environ.setdefault("RAY_enable_metrics_collection", "0")
     # Without a dashboard nobody asks what tasks have run, of which Ray would keep 100,000 at 3 kB each.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     with _loopback_only(), _few_processes():
-        ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, _temp_dir=_own_folder(), **quiet)
+        _init_patiently(
+            address="local", include_dashboard=False, _node_ip_address=LOOPBACK, _temp_dir=_own_folder(), **quiet
+        )
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as in ``nodes``
     if not ipaddress.ip_address(address).is_loopback:
         stop()
@@ -115,9 +133,52 @@ def _start_own(quiet: dict[str, Any]) -> None:
             f"Ray {ray.__version__} listens on {address} and not on loopback alone: install the version of"
             " requirements.lock, or start Ray yourself ('ray start --head') and give --cluster.address"
         )
+    global _watch
+    _watch = RayWatch()
     if not _wants_token():
         _tell(f"{auth_token.MODE} = {os.environ.get(auth_token.MODE, '')!r}: every user of this machine can run code in"
               " this Ray, as you; unset it for a Ray that asks for a token")  # fmt: skip
+
+
+def _init_patiently(**options: Any) -> None:
+    """Start a Ray of our own; where it does not come up, as on a machine with too much to do, once more with a longer
+    wait. Raises InputError where it does not then either.
+    """
+    try:
+        _init(**options)
+    except Exception as error:  # Ray raises whatever it met, often the plain Exception
+        _tell(f"Ray did not start ({first_line(error)}); trying once more, with up to {LONG_WAIT_S} s for each step")
+    else:
+        return
+    from ray._raylet import Config  # type: ignore[attr-defined]  # made by Cython
+
+    # Ray's processes and its Python look into the variables; this process's C++ did when it was imported.
+    waits = {name: os.environ.setdefault(f"RAY_{name}", str(LONG_WAIT_S)) for name in WAITS}
+    Config.initialize(json.dumps({WAITS[0]: int(waits[WAITS[0]])}))
+    try:
+        _init(**options)
+    except Exception as error:
+        raise InputError(
+            f"Ray does not start on this machine ({first_line(error)}): look at its load and free memory, and at Ray's"
+            f" logs below {options['_temp_dir'] or os.environ.get('RAY_TMPDIR')}; or do without Ray by"
+            " --cluster.executor serial"
+        ) from error
+
+
+def _init(**options: Any) -> None:
+    """Call ``ray.init``; where it fails, end the processes that it leaves behind."""
+    try:
+        ray.init(**options)
+    except BaseException:
+        ray.shutdown()
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):  # it has ended
+                if child.exe().startswith(os.path.dirname(ray.__file__)):
+                    started = child.children(recursive=True)
+                    child.kill()
+                    for process in started:
+                        process.kill()
+        raise
 
 
 @contextmanager

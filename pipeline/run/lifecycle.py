@@ -37,6 +37,7 @@ from anchorfl.pipeline.storage.run_record import (
     FINAL_SCORES,
     Status,
     check_artifacts,
+    note_failed,
     note_finished,
     read_records,
     write_final_scores,
@@ -65,8 +66,9 @@ def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: Actor
         if experiment.cluster.backup:
             check_backup_owner(backup_uri(experiment.cluster.backup, folder), folder, log)
         if experiment.cluster.executor == "ray":
-            from anchorfl.pipeline.cluster import ray_cluster  # serial runs need no Ray
+            from anchorfl.pipeline.cluster import ray_cluster, ray_watch  # serial runs need no Ray
 
+            stack.enter_context(ray_watch.if_ray_dies(lambda: _close(folder)))
             stack.enter_context(ray_cluster.session(experiment.cluster))
         run_spec = make_run_spec(experiment, log)
         executor = _executor(run_spec, actor_pools)
@@ -75,6 +77,12 @@ def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: Actor
         if notice := experiment.method.notice(experiment.federation.rounds):
             log(notice)
         return federate(run_spec, executor, folder, Progress(experiment.federation.rounds), log)
+
+
+def _close(folder: Path) -> str:
+    """Close the record of a run that ends now; return the command that goes on, "" where it has not begun."""
+    note_failed(folder)
+    return f"anchorfl resume {folder}" if (folder / CONFIG).exists() else ""
 
 
 def resume(folder: Path, log: Log = say, places: Mapping[str, str] | None = None, copy: str = "") -> Result:

@@ -206,6 +206,13 @@ def note_finished(folder: Path) -> None:
         write_json(folder / "run.json", metadata | {"status": "FINISHED", "ended": time.time()})
 
 
+def note_failed(folder: Path) -> None:
+    """Close the record of a run that cannot go on now, where ``JsonLines.end`` will not be reached."""
+    metadata = read_metadata(folder)
+    if metadata and metadata["status"] == "RUNNING":
+        write_json(folder / "run.json", metadata | {"status": "FAILED", "ended": time.time()})
+
+
 def note_register(folder: Path, name: str) -> None:
     """Note a name in MLflow's registry for the model of a run that was named after the run."""
     metadata = read_metadata(folder)

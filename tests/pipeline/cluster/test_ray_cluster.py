@@ -1,12 +1,18 @@
-"""Leaving Ray: no collection of garbage in another thread meanwhile."""
+"""Leaving Ray: no collection of garbage in another thread meanwhile. Starting it: a second time where it fails."""
 
 import gc
+import os
+import signal
+import subprocess
 import weakref
+from pathlib import Path
 
 import pytest
 import ray
 
 from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.tasks.errors import InputError
 
 
 class Cycle:
@@ -41,3 +47,59 @@ def test_nothing_of_rays_is_freed_while_it_shuts_down(monkeypatch, automatic, fa
         assert gc.isenabled() is automatic
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def failing_starts(monkeypatch, failures):
+    """Let ``ray.init`` fail so often; return the list of its calls, each with the wait that Ray is told."""
+    calls = []
+
+    def init(**_):
+        calls.append(os.environ.get(f"RAY_{ray_cluster.WAITS[0]}"))
+        if len(calls) <= failures:
+            raise Exception("The current node timed out during startup.\nThis could happen because")  # noqa: TRY002
+
+    monkeypatch.setattr(ray_cluster.auth_token, "ensure_token", lambda: None)
+    monkeypatch.setattr(ray_cluster, "_own_folder", lambda: None)
+    monkeypatch.setattr(ray_cluster, "RayWatch", lambda: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    for name in ray_cluster.WAITS:
+        monkeypatch.setenv(f"RAY_{name}", "0")  # so that it is put back
+        monkeypatch.delenv(f"RAY_{name}")
+    return calls
+
+
+def test_a_ray_that_does_not_come_up_in_time_gets_a_second_start_with_a_longer_wait(monkeypatch, capsys):
+    calls = failing_starts(monkeypatch, 1)
+    assert ray_cluster.start(ClusterOptions())
+    assert calls == [None, "150"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "timed out during startup" in line
+
+
+def test_a_ray_that_does_not_start_twice_is_one_line(monkeypatch, capsys):
+    calls = failing_starts(monkeypatch, 9)
+    with pytest.raises(InputError, match=r"does not start.*timed out during startup.*--cluster.executor serial"):
+        ray_cluster.start(ClusterOptions())
+    assert len(calls) == 2
+
+
+def test_a_failed_start_leaves_no_process(monkeypatch):
+    """``ray.init`` does, and a ``ray.shutdown`` after it knows nothing of them."""
+    gcs = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
+    started = []
+
+    def init(**_):
+        started.append(
+            subprocess.Popen([gcs, "--redis_address=127.0.0.1", "--redis_port=1"], stderr=subprocess.DEVNULL)
+        )
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(RuntimeError, match="no answer"):
+        ray_cluster._init()
+    assert started[0].wait(30) == -signal.SIGKILL
