@@ -2,12 +2,14 @@
 
     python -m benchmarks.chaos --preset digits/fedavg --runs 50 --seed 0 -- --federation.rounds 8 --federation.epochs 1
 
-One run in peace says how long a run takes and what it gives. Then, in each of the others, ``--kills`` processes are
-killed with SIGKILL, each a client actor, the server actor or the driver, at instants drawn uniformly from that time;
-after a driver's death ``anchorfl resume`` (or ``run``, where it had not begun) goes on. A run that ended before the
+One run in peace says how long a run takes and what it gives. Then, in each of the others, ``--kills`` times something is
+killed with SIGKILL, drawn from ``--targets``: a client actor, all of them at once, the server actor, the driver, Ray's
+raylet, GCS or one of its agents, at instants drawn uniformly from that time. After an end with another exit code than 0
+``anchorfl resume`` (or ``run``, where it had not begun) goes on. A run that ended before the
 first of its instants was one in peace: it says anew how long a run takes, and its seed is taken again. Compared are the
-SHA-256 of the final weights, and round by round all metrics but times, memory and counts of faults. Exit code 1 where
-one differs.
+SHA-256 of the final weights, and round by round all metrics but times, memory and counts of faults. Also noted: exit
+codes, whether a line of ours came (none after the death of a driver) and no traceback, and processes of the killed run
+that are there 70 s after the kill. Exit code 1 where a result differs.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +35,19 @@ import psutil
 from anchorfl.pipeline.storage.run_folder import CONFIG
 
 ROOT = Path(__file__).resolve().parents[1]
-MAIN = "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"
-ACTORS = {"client": "ray::ClientActor", "server": "ray::ServerActor"}
-TARGETS = (*ACTORS, "driver")
+MAIN = "from anchorfl.tuning.cli import console; console()"
+TITLES = {
+    "client": "ray::ClientActor", "clients": "ray::ClientActor", "server": "ray::ServerActor",
+    "raylet": "raylet/raylet", "gcs": "gcs/gcs_server",
+    "agent": "ray::DashboardAgent", "environment_agent": "ray::RuntimeEnvAgent",
+}  # fmt: skip
+"""Target -> part of the first word of the command line of its processes; of ``clients``, all are killed."""
+TARGETS = (*TITLES, "driver")
+ENDING = {"driver", "raylet", "gcs", "agent", "environment_agent"}
+"""Targets without which a run cannot go on in its process."""
+PATIENCE_S = 120.0
+"""Seconds in which a run ends after one of these was killed."""
+ORPHANS_AFTER_S = 70.0
 ATTEMPTS = 5
 """At a run in which something is killed."""
 OF_THE_MACHINE = ("time/", "system/", "failures/")
@@ -64,6 +77,13 @@ class Storm:
     recovered: int = 0
     retried: int = 0
     said: str = ""
+    codes: list[int] = field(default_factory=list)
+    """Exit codes of its commands, in their order."""
+    line: bool = False
+    """A line of ours says how to go on."""
+    traceback: bool = False
+    orphans: list[str] = field(default_factory=list)
+    """Processes of the killed run that outlive it by ``ORPHANS_AFTER_S``."""
 
 
 def start(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
@@ -92,66 +112,92 @@ def in_peace(words: Sequence[str], folder: Path) -> Peace:
     return Peace(content["checksum"], rows_of(folder / "run"), time.monotonic() - began)
 
 
-def victim(driver: psutil.Process, target: str) -> psutil.Process | None:
-    """Return a process of the run to be killed, None where there is none now."""
-    if target == "driver":
-        return driver
+def title(process: psutil.Process) -> str:
+    """Return the first word of a process's command line; "" where it has ended."""
     try:
-        found = [p for p in driver.children(recursive=True) if ACTORS[target] in " ".join(p.cmdline())]
+        return (process.cmdline() or [""])[0]
     except psutil.Error:
-        return None
-    return found[0] if found else None
+        return ""
 
 
-def strike(process: subprocess.Popen[bytes], target: str, wait_s: float) -> bool:
-    """Kill a process of that kind as soon as there is one; return whether there was."""
+def victims(driver: psutil.Process, target: str) -> list[psutil.Process]:
+    """Return the processes of the run to be killed, none where there are none now."""
+    if target == "driver":
+        return [driver]
+    try:
+        found = [p for p in driver.children(recursive=True) if TITLES[target] in title(p)]
+    except psutil.Error:
+        return []
+    return found if target == "clients" else found[:1]
+
+
+def strike(process: subprocess.Popen[bytes], target: str, wait_s: float) -> list[psutil.Process]:
+    """Kill what is to be killed as soon as it is there; return all processes of the run, none where it never was."""
     until = time.monotonic() + wait_s
     while process.poll() is None and time.monotonic() < until:
-        found = victim(psutil.Process(process.pid), target)
-        if found is not None:
-            try:
-                found.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-            return True
+        found = victims(psutil.Process(process.pid), target)
+        if found:
+            family = psutil.Process(process.pid).children(recursive=True)
+            for one in found:
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(signal.SIGKILL)
+            return [psutil.Process(process.pid), *family]
         time.sleep(0.05)
-    return False
+    return []
 
 
-def storm(words: Sequence[str], peace: Peace, folder: Path, seed: int, kills: int) -> Storm:
+def left_of(family: Sequence[psutil.Process], until: float) -> list[str]:
+    """Return the titles of those processes that are there at an instant (``time.monotonic``)."""
+    while True:
+        alive = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        if not alive or time.monotonic() > until:
+            return [title(p) for p in alive]
+        time.sleep(0.5)
+
+
+def storm(words: Sequence[str], peace: Peace, folder: Path, seed: int, kills: int, targets: Sequence[str]) -> Storm:
     """Do one run with so many kills, drawn from the seed."""
-    rng, out, run = np.random.default_rng(seed), Storm(seed), folder / "run"
-    plan = sorted(zip(rng.uniform(0.0, peace.seconds, kills), rng.choice(TARGETS, kills), strict=True))
+    rng, out, run, log = np.random.default_rng(seed), Storm(seed), folder / "run", folder / "log"
+    plan = sorted(zip(rng.uniform(0.0, peace.seconds, kills), rng.choice(list(targets), kills), strict=True))
     first = [*words, "--output", str(run)]
-    began, process = time.monotonic(), start(first, folder / "log")
+    began, process = time.monotonic(), start(first, log)
+    families: list[tuple[float, list[psutil.Process]]] = []
     for instant, target in plan:
         while process.poll() is None and time.monotonic() - began < instant:
             time.sleep(0.02)
-        if not strike(process, str(target), wait_s=peace.seconds):
+        family = strike(process, str(target), wait_s=peace.seconds)
+        if not family:
             out.missed += 1
             continue
         out.kills.append((time.monotonic() - began, str(target), len(rows_of(run))))
-        if target == "driver":
-            process.wait()
-            process = start(["resume", str(run)] if (run / CONFIG).exists() else first, folder / "log")
-    code = process.wait()
+        if target in ENDING:
+            families.append((time.monotonic() + ORPHANS_AFTER_S, family))
+            out.codes.append(process.wait(PATIENCE_S))
+            if out.codes[-1]:
+                process = start(["resume", str(run)] if (run / CONFIG).exists() else first, log)
+    out.codes.append(process.wait())
     out.seconds = time.monotonic() - began
-    out.said = f"exit code {code}: " + (folder / "log").read_text(encoding="utf-8")[-1500:]
-    if code == 0:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    out.said = f"exit codes {out.codes}: {text[-1500:]}"
+    out.line = any(part.startswith("anchorfl: ") for part in text.splitlines())
+    out.traceback = "Traceback" in text
+    if out.codes[-1] == 0:
         content = json.loads((run / "result.json").read_text(encoding="utf-8"))
-        out.retried = content["retried"]
-        out.recovered = (folder / "log").read_text(encoding="utf-8").count("starting it anew")
+        out.retried, out.recovered = content["retried"], text.count("starting it anew")
         out.same = content["checksum"] == peace.checksum and rows_of(run) == peace.rows
+    out.orphans = [name for until, family in families for name in left_of(family, until)]
     return out
 
 
-def until_killed(words: Sequence[str], peace: Peace, folder: Path, seed: int, kills: int) -> tuple[Storm, Peace]:
+def until_killed(
+    words: Sequence[str], peace: Peace, folder: Path, seed: int, kills: int, targets: Sequence[str] = TARGETS
+) -> tuple[Storm, Peace]:
     """Return the run with kills of a seed, and the peace with its present seconds: a run in which nothing was killed
     gives these, and is made again.
     """
     for attempt in range(ATTEMPTS):
         (place := folder / str(attempt)).mkdir(parents=True)
-        one = storm(words, peace, place, seed, kills)
+        one = storm(words, peace, place, seed, kills, targets)
         if one.kills or not one.same:
             break
         peace = replace(peace, seconds=one.seconds)
@@ -164,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=1, help="per run")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; the next has the next")
+    parser.add_argument("--targets", default=",".join(TARGETS), help="what may be killed (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=None, help="JSON file of all runs")
     parser.add_argument("overrides", nargs="*", help="after --")
     o = parser.parse_args(arguments)
@@ -174,12 +221,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         peace = in_peace(words, peaceful)
         print(f"{o.preset}: in peace {peace.seconds:.1f} s, {peace.checksum[:16]}", flush=True)
         for seed in range(o.seed, o.seed + o.runs):
-            one, peace = until_killed(words, peace, Path(name) / f"storm{seed}", seed, o.kills)
+            place = Path(name) / f"storm{seed}"
+            one, peace = until_killed(words, peace, place, seed, o.kills, o.targets.split(","))
             storms.append(one)
             kills = ", ".join(f"{target} at {at:.1f} s after {count} rounds" for at, target, count in one.kills)
-            print(f"seed {seed}: {'same' if one.same else 'DIFFERS'}  {kills or 'nothing killed'}", flush=True)
+            found = f"exit codes {one.codes}, line {one.line}, traceback {one.traceback}, orphans {one.orphans}"
+            print(f"seed {seed}: {'same' if one.same else 'DIFFERS'}  {kills or 'nothing killed'}; {found}", flush=True)
             if not one.same:
                 print(one.said, flush=True)
+            if o.out is not None:  # after each, as many take hours
+                content: dict[str, Any] = {"preset": o.preset, "overrides": o.overrides, "seconds": peace.seconds}
+                runs = {"runs": [vars(s) for s in storms]}
+                o.out.write_text(json.dumps(content | runs, indent=1), encoding="utf-8")
     killed = Counter(target for one in storms for _, target, _ in one.kills)
     same, every = sum(s.same for s in storms), sum(killed.values())
     print(
@@ -189,9 +242,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f" attempts made again {sum(s.retried for s in storms)},"
         f" servers started anew {sum(s.recovered for s in storms)}"
     )
-    if o.out is not None:
-        content: dict[str, Any] = {"preset": o.preset, "overrides": o.overrides, "seconds": peace.seconds}
-        o.out.write_text(json.dumps(content | {"runs": [vars(s) for s in storms]}, indent=1), encoding="utf-8")
     return 0 if same == len(storms) else 1
 
 
