@@ -2,10 +2,10 @@
 
     python -m benchmarks.chaos --preset digits/fedavg --runs 50 --seed 0 -- --federation.rounds 8 --federation.epochs 1
 
-One run in peace says how long a run takes and what it gives. Then, in each of the others, ``--kills`` times something is
-killed with SIGKILL, drawn from ``--targets``: a client actor, all of them at once, the server actor, the driver, Ray's
-raylet, GCS or one of its agents, at instants drawn uniformly from that time. After an end with another exit code than 0
-``anchorfl resume`` (or ``run``, where it had not begun) goes on. A run that ended before the
+One run in peace says how long a run takes and what it gives. Then, in each of the others, ``--kills`` times something
+is killed with SIGKILL, drawn from ``--targets``: a client actor, all of them at once, the server actor, the driver,
+Ray's raylet, GCS or one of its agents, at instants drawn uniformly from that time. After an end with another exit code
+than 0 ``anchorfl resume`` (or ``run``, where it had not begun) goes on. A run that ended before the
 first of its instants was one in peace: it says anew how long a run takes, and its seed is taken again. Compared are the
 SHA-256 of the final weights, and round by round all metrics but times, memory and counts of faults. Also noted: exit
 codes, whether a line of ours came (none after the death of a driver) and no traceback, and processes of the killed run
