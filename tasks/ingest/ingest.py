@@ -300,6 +300,7 @@ def ray_data_settings() -> Iterator[None]:
 
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
+    context.raise_original_map_exception = True  # bad input is found in workers; the wrapper would drop it
     # the default works in 200 partitions, whatever the size of the table: fifty times slower on the toys
     context.shuffle_strategy = ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     # the second one's only message is that there are no progress bars
@@ -310,6 +311,10 @@ def ray_data_settings() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
         with ray.data.DataContext.current(context):
             yield
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, InputError):
+            raise InputError(str(error.cause)) from error
+        raise
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
