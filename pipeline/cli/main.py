@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     - 0: done
     - 2: bad input
-    - 3: too few clients answered, the server was lost again and again, Ray died, or the disk is full; ``anchorfl resume``
-      goes on
+    - 3: too few clients answered, the server was lost again and again, Ray died, or the disk is full;
+      ``anchorfl resume`` goes on
     - 130: interrupted; the console script: 143 by SIGTERM
     """
     return run_main(list(sys.argv[1:] if argv is None else argv))

@@ -303,8 +303,9 @@ def ray_data_settings() -> Iterator[None]:
     context.raise_original_map_exception = True  # bad input is found in workers; the wrapper would drop it
     # the default works in 200 partitions, whatever the size of the table: fifty times slower on the toys
     context.shuffle_strategy = ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
-    # the second one's only message is that there are no progress bars
+    # the second one's only message is that there are no progress bars; the others show an error that is raised as well
     quiet = {"ray.data": logging.WARNING, "ray.data._internal.progress": logging.ERROR}
+    quiet |= dict.fromkeys(("ray.data.exceptions", "ray.data._internal.execution"), logging.CRITICAL)
     before = {name: logging.getLogger(name).level for name in quiet}
     try:
         for name, level in quiet.items():
@@ -313,7 +314,7 @@ def ray_data_settings() -> Iterator[None]:
             yield
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, InputError):
-            raise InputError(str(error.cause)) from error
+            raise InputError(str(error.cause.args[0]).partition("\n")[0]) from error  # Ray adds lines of its own
         raise
     finally:
         for name, level in before.items():

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 
 
 @pytest.mark.parametrize("executor", ["serial", "ray"])
-def test_a_truncated_image_is_one_line(tmp_path, monkeypatch, capsys, executor):
+def test_a_truncated_image_is_one_line(tmp_path, monkeypatch, capfd, executor):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path / "cache"))
     rows = ["image,label"]
@@ -23,5 +23,6 @@ def test_a_truncated_image_is_one_line(tmp_path, monkeypatch, capsys, executor):
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
     words = ["--task.file", "t.csv", "--task.label_columns", "label", "--task.input_columns", "image"]
     assert main(["run", *words, "--cluster.executor", executor, "--tracking.uri", "none"]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("anchorfl: ")]
+    (line,) = capfd.readouterr().err.splitlines()
     assert "7.png" in line
+    assert "UDF" not in line
