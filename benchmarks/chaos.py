@@ -175,7 +175,8 @@ def storm(words: Sequence[str], peace: Peace, folder: Path, seed: int, kills: in
             out.codes.append(process.wait(PATIENCE_S))
             if out.codes[-1]:
                 process = start(["resume", str(run)] if (run / CONFIG).exists() else first, log)
-    out.codes.append(process.wait())
+    if 0 not in out.codes:  # else it ended well all the same
+        out.codes.append(process.wait())
     out.seconds = time.monotonic() - began
     text = log.read_text(encoding="utf-8", errors="replace")
     out.said = f"exit codes {out.codes}: {text[-1500:]}"
