@@ -76,7 +76,7 @@ class RayWatch:
                 process.kill()
         commands = [close() for close in list(_closers)]
         command = next(filter(None, commands), "")
-        then = f"the last completed round is kept, go on with '{command}'" if command else "start the command again"
+        then = f"the last completed round is kept, go on with: {command}" if command else "start the command again"
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         os.write(2, f"{os.linesep if sys.stderr.isatty() else ''}anchorfl: {what}; {then}\n".encode())
