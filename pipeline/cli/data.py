@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -149,8 +150,21 @@ def demo(arguments: list[str]) -> int:
     SYNTHETIC[options.name](folder, options.rows, options.seed)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     say(f"made-up files of {options.name} ({size / 1e6:.1f} MB) in {folder}: not the data set, for trying only")
-    say(f"next: anchorfl data prepare {options.name} --task.root {folder}")
+    say(f"next: {shlex.join(_next_of_demo(options.name, folder))}")
     return 0
+
+
+def _next_of_demo(name: str, folder: Path) -> list[str]:
+    """Return the command that prepares made-up files: they are few, so with few clients, or all classes known to each.
+
+    The preset is that of the data set with the fewest clients, FedAvg's where there are several.
+    """
+    command = ["anchorfl", "data", "prepare"]
+    presets = _presets().get(name, [])
+    if not presets:
+        return [*command, name, "--task.root", str(folder), "--task.partition", "iid"]
+    preset = min(presets, key=lambda p: (not p.endswith("/fedavg"), read_preset(p).task.clients))
+    return [*command, preset, "--task.root", str(folder)]
 
 
 def check(arguments: list[str]) -> int:
@@ -175,12 +189,16 @@ def check(arguments: list[str]) -> int:
     parser.add_argument(
         "--on_bad_row", "--task.on_bad_row", dest="on_bad_row", choices=("error", "skip"), default="error"
     )
+    parser.add_argument(
+        "--min_positives", "--task.min_positives", dest="min_positives", type=int, default=0,
+        help="leave out classes with fewer positive rows",
+    )  # fmt: skip
     values = vars(parser.parse_args(arguments))
     options = TaskOptions(file=values.pop("file"), **values)
     report = inspect_table(options)
     say(report.text())
     step = "mend what stops a run"
-    if len(report.stops) <= report.bad_rows:
+    if report.mended or not options.label_columns:
         step = next_command(options, report, table_experiment().federation.clients_per_round)
     say(f"\nnext: {step}")
     return 2 if report.stops else 0

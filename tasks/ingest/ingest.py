@@ -122,7 +122,7 @@ def _build(
     """Fill a folder: plan, fit, encode, write."""
     row_N = table["row"].to_numpy()
     labels = Labels.of_lists(table["labels"], len(task.class_names))
-    plan, owned = _make_plan(task, options, seed, table, labels)
+    plan, owned = plan_rows(task, options, seed, table, labels)
     table, labels = restrict_validation_labels(table, labels, plan, task.kind)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
     spec = set_normalization(task.fit(table.filter(pa.array(used_N)), options), options)
@@ -155,7 +155,7 @@ def _build(
     write_manifest(building, manifest, plan, histogram)
 
 
-def _make_plan(
+def plan_rows(
     task: Task, options: TaskOptions, seed: int, table: Table, labels: Labels
 ) -> tuple[PartitionPlan, Owners]:
     """Return the partition, and the owners of every row."""

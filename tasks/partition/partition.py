@@ -295,8 +295,11 @@ def _check_keep_subjects(task: Task, options: TaskOptions) -> None:
 def _check_k(own_MC: Bools, k: int) -> None:
     count_M = own_MC.sum(1)
     if (count_M < k).any():
-        client = int(np.flatnonzero(count_M < k)[0])
+        client, least = int(np.flatnonzero(count_M < k)[0]), int(count_M.min())
+        ways = [f"lower it to {least}"] if least else []
+        if own_MC.any(0).sum() >= k and len(own_MC) > 1:  # else no client could have so many
+            ways.append("use fewer clients")
         raise InputError(
             f"[task] classes_per_client = {k}, but client {client} has rows of only {count_M[client]} classes; "
-            f"lower it to {count_M.min()} or use fewer clients"
+            f"{' or '.join(ways) or 'give rows with classes'}"
         )

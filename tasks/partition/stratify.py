@@ -123,7 +123,10 @@ def check_present(labels: Labels, class_names: Sequence[str]) -> None:
     absent_C = labels.counts() == 0
     if absent_C.any():
         absent = describe_classes(absent_C, class_names)
-        raise InputError(f"{absent} has no training row; use a smaller [task] validation or more data")
+        raise InputError(
+            f"{absent} has no training row; use a smaller [task] validation, leave out rare classes with"
+            " --task.min_positives, or give more data"
+        )
 
 
 def describe_classes(chosen_C: Bools, class_names: Sequence[str]) -> str:

@@ -16,18 +16,21 @@ import pyarrow.compute as pc
 from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table, list_parts
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Task
-from anchorfl.tasks.errors import escaped
+from anchorfl.tasks.errors import InputError, escaped
 from anchorfl.tasks.files.bad_rows import BadRows, skipped
 from anchorfl.tasks.files.split_leaks import leaked_rows
-from anchorfl.tasks.ingest.raw_table import SPLITS, given_labels, validate_table
+from anchorfl.tasks.ingest.ingest import plan_rows
+from anchorfl.tasks.ingest.raw_table import SPLITS, drop_rare_classes, given_labels, validate_table
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.cell_types import odd_cell
 from anchorfl.tasks.tabular.questions import questions
 from anchorfl.tasks.tabular.reading import TableFile, listed, open_file
 from anchorfl.tasks.tabular.schema import IDS, OWN_OPTIONS, Schema, option_path, schema_of
 from anchorfl.tasks.tabular.table import task_of_schema
-from anchorfl.tasks.tabular.targets import signed
+from anchorfl.tasks.tabular.targets import MANY, signed
 
+TRIED = 50
+"""So many values of ``min_positives`` are tried."""
 FEW = 5
 """A class with fewer positive training rows is named."""
 SHOWN = 200
@@ -48,6 +51,15 @@ class Inspection:
     """Number of the stops about bad rows, which ``on_bad_row = "skip"`` leaves out."""
     clients: int = 0
     """Number of values of the column ``client`` that have training rows."""
+    run: TaskOptions | None = None
+    """Options with which a run starts, near those that were asked about; None: none were found."""
+    rare: bool = False
+    """True where a stop is about classes without a training row, which ``min_positives`` leaves out."""
+
+    @property
+    def mended(self) -> bool:
+        """True where the options of ``run`` do away with all that stops a run."""
+        return self.run is not None and len(self.stops) == self.bad_rows + self.rare
 
     def text(self) -> str:
         """Return all of it as text."""
@@ -89,18 +101,69 @@ def inspect_table(options: TaskOptions) -> Inspection:
         return inspection
     schema = schema_of(file, options)
     task = task_of_schema(path, schema, options)
-    raw = validate_table(task.read(path.parent, replace(options, on_bad_row="skip")), task)
+    table = validate_table(task.read(path.parent, replace(options, on_bad_row="skip")), task)
+    inspection.run = _runnable(table, task, options)
+    raw, task = drop_rare_classes(table, task, options.min_positives)
+    schema = replace(schema, class_names=task.class_names)
     labels = Labels.of_lists(raw["labels"], len(task.class_names))
     rows = _UsableRows(raw, labels, given_labels(raw, labels.classes), np.array(raw["split"].to_pylist()))
     inspection.lines += ["", *_roles(file, schema)]
-    _bad_rows(raw, options, inspection)
+    _bad_rows(table, options, inspection)
     _splits(rows, schema, inspection)
     _classes(rows, schema, inspection, needed=bool(schema.client) or options.partition not in ("iid", "one_class"))
     if schema.client:
         _clients(rows, schema, inspection)
     _inputs(rows, task, schema, inspection)
     inspection.stops += questions(file, schema, options)
+    if inspection.run is None and not inspection.stops:
+        inspection.stops.append("no number of clients and classes was found that the rows can be dealt to")
+    elif inspection.run is not None and not options.client_column:
+        asked, found = ((o.clients, o.classes_per_client) for o in (options, inspection.run))
+        if asked != found:
+            inspection.problems.append(
+                f"the rows cannot be dealt to {asked[0]} clients that know {asked[1]} classes each, as a run does if"
+                f" nothing else is said: the command below has {found[0]} clients and {found[1]} classes"
+            )
     return inspection
+
+
+def _runnable(table: Table, task: Task, options: TaskOptions) -> TaskOptions | None:
+    """Return the options with which the rows can be dealt to clients, as near to ``options`` as they can be.
+
+    Rare classes leave where a class has no training row; then there are fewer classes per client, or more, and fewer
+    clients.
+    """
+    if options.client_column:
+        clients = len(pc.unique(table["subject"].filter(pc.equal(table["split"], "train"))))
+        options = replace(options, partition="subjects", clients=clients)
+    counts = Labels.of_lists(table["labels"], len(task.class_names)).counts()
+    rarest = sorted({options.min_positives, *(int(count) + 1 for count in counts if count >= options.min_positives)})
+    for least in rarest[:TRIED]:
+        tried = replace(options, min_positives=least)
+        kept, part = drop_rare_classes(table, task, least) if (counts >= least).any() else (table, task)
+        if len(part.class_names) < 2 or not (counts >= least).any():
+            return None
+        if not options.client_column and not _plan(kept, part, replace(tried, partition="dirichlet", clients=1)):
+            continue  # a class has no training row
+        each, choices = options.classes_per_client, [(options.clients, options.classes_per_client)]
+        if options.partition == "k_classes":
+            more = [2**power * each for power in range(1, 12) if 2**power * each <= len(part.class_names)]
+            numbers = [*range(min(each, len(part.class_names)), 0, -1), *more]
+            choices += [(m, k) for m in (options.clients, 5, 3, 2) for k in numbers if m <= options.clients]
+        for clients, number in choices:
+            found = replace(tried, clients=clients, classes_per_client=number)
+            if _plan(kept, part, found):
+                return found
+    return None
+
+
+def _plan(table: Table, task: Task, options: TaskOptions) -> bool:
+    """Return whether the rows can be dealt to clients so."""
+    try:
+        plan_rows(task, options, 0, table, Labels.of_lists(table["labels"], len(task.class_names)))
+    except InputError:
+        return False
+    return True
 
 
 def next_command(options: TaskOptions, inspection: Inspection, selected: int) -> str:
@@ -114,8 +177,13 @@ def next_command(options: TaskOptions, inspection: Inspection, selected: int) ->
             words += [f"{prefix}{name}", value]
     if options.label_columns and inspection.bad_rows:
         words += ["--task.on_bad_row", "skip"]
-    if options.client_column and inspection.clients < selected:
-        words += ["--federation.clients_per_round", str(inspection.clients)]
+    if inspection.run is None:
+        return shlex.join(words)
+    for name in ("min_positives", "classes_per_client", *(() if options.client_column else ("clients",))):
+        if (number := getattr(inspection.run, name)) != getattr(TaskOptions(), name):
+            words += [f"--task.{name}", str(number)]
+    if inspection.run.clients < selected:
+        words += ["--federation.clients_per_round", str(inspection.run.clients)]
     return shlex.join(words)
 
 
@@ -180,7 +248,8 @@ def _bad_rows(raw: Table, options: TaskOptions, inspection: Inspection) -> None:
         where = inspection.problems if left_out else inspection.stops
         where.append(f"{count} bad rows{', left out' if left_out else ''}; the first: {messages[0]}")
         where += messages[1:FEW]
-        inspection.bad_rows = len(inspection.stops)
+        # where many rows are bad, to leave them out would leave a biased rest
+        inspection.bad_rows = len(inspection.stops) if count <= max(1, MANY * (count + raw.num_rows)) else 0
 
 
 def _splits(rows: _UsableRows, schema: Schema, inspection: Inspection) -> None:
@@ -213,12 +282,15 @@ def _classes(rows: _UsableRows, schema: Schema, inspection: Inspection, *, neede
     if rows.labels.classes > SHOWN:
         inspection.lines.append(f"  ... and {rows.labels.classes - SHOWN} more classes")
     train_C, test_C = count_SC["train"], count_SC["test"]
+    stops = len(inspection.stops)
+    what = "no positive training row (--task.min_positives leaves rare classes out)" if needed else ""
     _name(
         inspection.stops if needed else inspection.problems,
-        "no positive training row",
+        what or "no positive training row",
         train_C == 0,
         schema.class_names,
     )
+    inspection.rare = len(inspection.stops) > stops
     _name(
         inspection.problems,
         f"fewer than {FEW} positive training rows",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 
 import pytest
 
 from anchorfl.pipeline.cli.main import main
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.registry import TASKS
+from anchorfl.tasks.synthetic import SYNTHETIC
 
 
 @pytest.fixture
@@ -98,3 +100,21 @@ def test_bad_input_is_one_line(here, fails, arguments, message):
     (here / "full" / "a").write_text("mine")
     fails(["data", *arguments], message)
     assert hashlib.sha256((here / "full" / "a").read_bytes()).hexdigest() == hashlib.sha256(b"mine").hexdigest()
+
+
+def next_of_demo_runs(name, capsys):
+    assert main(["data", "demo", name]) == 0
+    command = shlex.split(capsys.readouterr().out.rpartition("next: anchorfl ")[2])
+    assert main(command) == 0
+    assert "rows with" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["extrasensory", "mimic3-50", "femnist", "cal500", "r8"])
+def test_the_next_command_of_a_demo_runs(here, capsys, name):
+    next_of_demo_runs(name, capsys)
+
+
+@pytest.mark.slow
+def test_the_next_command_of_every_demo_runs(here, capsys):
+    for name in SYNTHETIC:
+        next_of_demo_runs(name, capsys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -171,7 +172,7 @@ def test_check_of_a_table_with_bad_rows_says_how_to_go_on(here, capsys):
     assert main(["data", "check", "t.parquet", "--label_columns", "kind"]) == 2
     shown = capsys.readouterr().out
     assert "1 bad rows; the first: t.parquet: row 2: column 'x' is not finite" in shown
-    assert shown.rstrip().endswith("--task.label_columns kind --task.on_bad_row skip")
+    assert "--task.label_columns kind --task.on_bad_row skip" in shown.rstrip().splitlines()[-1]
     assert main(["data", "check", "t.parquet", "--label_columns", "kind", "--on_bad_row", "skip"]) == 0
 
 
@@ -192,3 +193,28 @@ def test_models_that_predict_has_no_form_for(here, task, what):
     saved = SimpleNamespace(task=task, spec=SimpleNamespace(columns=None, kind="image", shape=(2,)))
     with pytest.raises(InputError, match=f"a model of {task} is trained on {what}, which predict has no form for"):
         predict._values(Path("t.csv"), saved)
+
+
+NEXT = {
+    "two classes": {"kind": ["ill", "well"] * 60},
+    "a rare third class": {"kind": ["ill", "well"] * 58 + ["odd"] * 4},
+    "many classes": {"kind": [f"k{i % 40:02}" for i in range(120)]},
+    "-1 and 1": {f"label_{c}": [1 if (i // (c + 1)) % 3 else -1 for i in range(120)] for c in range(4)},
+    "a class in the test rows alone": {
+        **{f"label_{c}": [int((i // (c + 1)) % 3 == 0) for i in range(120)] for c in range(4)},
+        "label_rare": [0] * 110 + [1] * 10, "part": ["train"] * 90 + ["test"] * 30,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", NEXT.values(), ids=NEXT)
+def test_the_next_command_of_check_runs(here, capsys, columns):
+    rng = np.random.default_rng(0)
+    pq.write_table(pa.table({"x": rng.normal(size=120), "y": rng.normal(size=120), **columns}), here / "t.parquet")
+    labels = "kind" if "kind" in columns else "label_*"
+    split = ["--split_column", "part"] if "part" in columns else []
+    code = main(["data", "check", "t.parquet", "--label_columns", labels, *split])
+    command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1].removeprefix("next: anchorfl "))
+    assert command[0] == "run"
+    assert (code == 2) == ("--task.min_positives" in command and "part" in columns)
+    assert main([*command, *SMALL, "--output", "out"]) == 0

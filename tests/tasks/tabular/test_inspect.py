@@ -36,7 +36,7 @@ def test_look_names_what_will_hurt(tmp_path):
         "not used id, kind, spectrum, steps, note",
         "rows     train 40, test 20",
         "  c                                         0         20         40",
-        "no positive training row: class 'b', 'c'",
+        "no positive training row (--task.min_positives leaves rare classes out): class 'b', 'c'",
         "no positive test row: class 'b'",
         "no training row, so no client: 'h2'",
         "1 of 3 values of 'site' have rows on both sides of the split (h0)",
@@ -45,7 +45,10 @@ def test_look_names_what_will_hurt(tmp_path):
         "a constant in training: 2 of 4 features: girth, flat",
     ):
         assert part in text
-    assert found.stops == ["no positive training row: class 'b', 'c'", "no training row with a class: client 'h1'"]
+    assert found.stops == [
+        "no positive training row (--task.min_positives leaves rare classes out): class 'b', 'c'",
+        "no training row with a class: client 'h1'",
+    ]
     assert found.bad_rows == 0
     assert found.clients == 2
 

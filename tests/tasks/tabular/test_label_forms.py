@@ -91,7 +91,7 @@ def test_words_for_the_splits(tmp_path):
     assert raw["split"].to_pylist()[:6] == ["train", "train", "validation", "validation", "test", "test"]
 
 
-@pytest.mark.parametrize("words", [["Lern", "Pruef"], ["train", "val"]])
+@pytest.mark.parametrize("words", [["one", "two"], ["train", "val"]])
 def test_a_split_column_without_training_or_test_rows_is_named(tmp_path, words):
     path = parquet(tmp_path, {"x": [1.5] * 12, "kind": ["a", "b"] * 6, "part": words * 6})
     with pytest.raises(InputError, match=re.escape(f"{path}: column 'part' has no t")) as caught:
@@ -106,7 +106,7 @@ def test_decimal_commas_are_refused_with_the_row(tmp_path, number):
         table(csv(tmp_path, text))
 
 
-@pytest.mark.parametrize("pair", [("caf\u00e9", "cafe\u0301"), ("cat", "c\u200bat"), ("dog", "dog\ufeff")])
+@pytest.mark.parametrize("pair", [("\u00e9t\u00e9", "e\u0301te\u0301"), ("cat", "c\u200bat"), ("dog", "dog\ufeff")])
 def test_class_names_that_look_the_same_are_refused(tmp_path, pair):
     path = parquet(tmp_path, {"x": X * 5, "kind": [*pair] * 10})
     with pytest.raises(InputError, match="characters that look the same or are not seen; rename one") as caught:
