@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -108,7 +109,8 @@ def _records(experiment: Experiment, folder: Path) -> str:
     if uri.startswith("http"):
         return f"MLflow records: {redact(uri)} (open it in a browser)"
     where = redact(uri)
-    named = f" --uri {where}" if experiment.tracking.uri else ""
+    found = uri == store_uri("", RUNS / "any")  # where ``anchorfl ui`` looks by itself
+    named = "" if found else f" --uri {shlex.quote(where)}"
     return f"MLflow records: {where}\nlook at them with: anchorfl ui{named}"
 
 

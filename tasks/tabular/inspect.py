@@ -25,7 +25,7 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.cell_types import odd_cell
 from anchorfl.tasks.tabular.questions import questions
 from anchorfl.tasks.tabular.reading import TableFile, listed, open_file
-from anchorfl.tasks.tabular.schema import IDS, OWN_OPTIONS, Schema, option_path, schema_of
+from anchorfl.tasks.tabular.schema import IDS, OWN_OPTIONS, Schema, option_path, schema_of, unused
 from anchorfl.tasks.tabular.table import task_of_schema
 from anchorfl.tasks.tabular.targets import MANY, signed
 
@@ -233,8 +233,10 @@ def _roles(file: TableFile, schema: Schema) -> list[str]:
         "image": "one column of paths of images",
     }[schema.form]
     guessed = " (guessed; --task.input_columns names others)" if schema.guessed else ""
-    used = {*schema.labels, *schema.inputs, schema.client, schema.split}
-    rest = [name for name in file.types if name not in used]
+    rest = [*schema.ignored, *unused(file, schema)]
+    if not schema.guessed:
+        used = {*schema.labels, *schema.inputs, schema.client, schema.split}
+        rest = [name for name in file.types if name not in used]
     lines = [f"labels   {what}: {listed(schema.labels)}", f"inputs   {form}{guessed}: {listed(schema.inputs)}"]
     lines += [f"client   {schema.client}"] if schema.client else []
     lines.append(f"split    {schema.split or 'drawn: a fifth of the labeled rows is test, stratified by class'}")

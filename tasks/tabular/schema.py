@@ -180,6 +180,17 @@ def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
     raise InputError(f"{msg}; there are {listed(rest, 40) or 'only labels'}")
 
 
+def unused(file: TableFile, schema: Schema) -> list[str]:
+    """Return the columns that are left out though nobody said so, each with the reason; none where inputs are named."""
+    used = {*schema.labels, *schema.inputs, schema.client, schema.split, *schema.ignored}
+    found = []
+    for name in file.types if schema.guessed else ():
+        if name not in used:
+            reasons = {"text": "texts: write numbers in their place", "numbers": "a number of the row"}
+            found.append(f"{name} ({reasons.get(file.form(name), f'holds {file.types[name]}')})")
+    return found
+
+
 def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
     """Return the content of the inputs. Raises InputError where they do not go together."""
     forms = {name: file.form(name) for name in inputs}

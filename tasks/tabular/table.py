@@ -28,7 +28,15 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.stratify import TEST, stratified_holdout
 from anchorfl.tasks.tabular import questions, samples
 from anchorfl.tasks.tabular.reading import Faults, listed, open_file
-from anchorfl.tasks.tabular.schema import OWN_OPTIONS, SPLIT_WORDS, Schema, option_path, schema_of, schema_of_model
+from anchorfl.tasks.tabular.schema import (
+    OWN_OPTIONS,
+    SPLIT_WORDS,
+    Schema,
+    option_path,
+    schema_of,
+    schema_of_model,
+    unused,
+)
 from anchorfl.tasks.tabular.targets import Targets, targets
 
 TEST_SHARE = 0.2
@@ -97,6 +105,8 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
     questions.check(file, schema, options)
     if schema.guessed:
         log(f"{path.name}: inputs guessed (--task.input_columns names them), as {schema.form}: {listed(schema.inputs)}")
+    if left := unused(file, schema):
+        log(f"{path.name}: not used (--task.input_columns or --task.ignore_columns says so): {listed(left)}")
     task = task_of_schema(path, schema, options)
     options = replace(options, name=task.name)
     if not schema.client:

@@ -218,3 +218,15 @@ def test_the_next_command_of_check_runs(here, capsys, columns):
     assert command[0] == "run"
     assert (code == 2) == ("--task.min_positives" in command and "part" in columns)
     assert main([*command, *SMALL, "--output", "out"]) == 0
+
+
+def test_the_last_line_of_a_run_leads_to_its_records(here, capsys):
+    """Of runs/mlflow.db anchorfl ui knows; the records of a run that lies deeper are elsewhere."""
+    pq.write_table(trees(), here / "t.parquet")
+    own = ["--task.file", "t.parquet", "--task.label_columns", "kind", "--task.input_columns", "height,girth"]
+    small = [word if word != "none" else "" for word in SMALL]
+    few = ["--federation.clients_per_round", "2"]
+    for output, more in (("runs/a", ""), ("deep/er/b", f" --uri sqlite:///{here}/deep/er/mlflow.db")):
+        assert main(["run", *own, "--task.client_column", "site", "--task.split_column", "part", *few, *small,
+                     "--output", output]) == 0  # fmt: skip
+        assert capsys.readouterr().out.rstrip().endswith(f"look at them with: anchorfl ui{more}")

@@ -33,7 +33,7 @@ def test_look_names_what_will_hurt(tmp_path):
         "labels   3 columns of 0 and 1, multi-label: label_a, label_b, label_c",
         "inputs   numbers, standardized, 4 columns (guessed; --task.input_columns names others): height, girth,"
         " flat, none",
-        "not used id, kind, spectrum, steps, note",
+        "not used id (a number of the row), kind (texts: write numbers in their place), spectrum (holds list<",
         "rows     train 40, test 20",
         "  c                                         0         20         40",
         "no positive training row (--task.min_positives leaves rare classes out): class 'b', 'c'",

@@ -162,6 +162,9 @@ def test_clients_and_splits_come_from_columns(tmp_path):
     assert (options.partition, options.clients, options.name) == ("subjects", 4, "table-t")
     assert said == [
         "t.parquet: inputs guessed (--task.input_columns names them), as numbers: height, girth",
+        "t.parquet: not used (--task.input_columns or --task.ignore_columns says so): id (a number of the row), "
+        "spectrum (holds list<item: double>), steps (holds list<item: list<item: double>>), "
+        "note (texts: write numbers in their place)",
         "t.parquet: 4 clients, one for every 'site' that has training rows",
     ]
     assert resolve_options(TaskOptions(), said.append) == TaskOptions()
