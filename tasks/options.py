@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+
+def table_stem(file: str) -> str:
+    """Return the name of a user's table, for names of tasks and runs: ``data/My sales.csv.gz`` -> ``My-sales``."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", Path(file).name.split(".")[0]).strip("-") or ("own" if file else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 from anchorfl.models.concepts import save_concepts
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.training.class_vectors import concept_request
-from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.registry import task_of
 
 WIDTH = 6
 
@@ -21,7 +21,7 @@ def with_concepts(e: Experiment) -> Experiment:
     prompts = "a {name} | one {name} | the {name} | {name}"
     embeddings = dataclasses.replace(e.class_embeddings, encoder="made-up/encoder", prompts=prompts)
     e = dataclasses.replace(e, class_embeddings=embeddings)
-    asked = concept_request(e, find_task(e.task.name).class_names)
+    asked = concept_request(e, task_of(e.task).class_names)
     vector_CMD = np.random.default_rng(5).standard_normal((len(asked.words), 4, WIDTH))
     vector_CMD /= np.linalg.norm(vector_CMD, axis=2, keepdims=True)
     cache = Path(os.environ["ANCHORFL_CACHE"])

@@ -13,6 +13,7 @@ from anchorfl.tasks.errors import InputError
 
 USAGE = """usage: anchorfl sweep PRESET [--space NAME=RANGE ...] [--output FOLDER] [--option value ...]
                       [--section.option value ...]
+       anchorfl sweep --task.file FILE --task.label_columns COLUMNS ...  (a table of your own needs no preset)
        anchorfl sweep --resume FOLDER [--trials N] [--hours H] ...       (or its copy: s3://bucket/runs/NAME)
 RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:high, or values with commas; :n at the end
        gives n points of a grid. Without --space: the method's own space."""
@@ -22,9 +23,9 @@ def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
     from anchorfl.pipeline.cli.commands import parse_places
     from anchorfl.pipeline.config.idle_options import check_idle
-    from anchorfl.pipeline.config.overrides import override
-    from anchorfl.pipeline.config.presets import read_preset, some_presets
-    from anchorfl.pipeline.run.prepare import resolve_options
+    from anchorfl.pipeline.config.overrides import typed_options
+    from anchorfl.pipeline.config.presets import some_presets
+    from anchorfl.pipeline.run.assemble import from_words, names_table
     from anchorfl.pipeline.storage.restore import restore_if_remote
     from anchorfl.tuning.search.backup import LEAVE, RESUME
     from anchorfl.tuning.search.search_space import space_of
@@ -38,19 +39,19 @@ def sweep(arguments: list[str]) -> int:
         folder = restore_if_remote(args.resume, say, RESUME, marker=PLAN_FILE, leave=LEAVE)
         copy = "" if folder == Path(args.resume) else args.resume
         return _run(resumed_plan(folder, options, places, copy), folder)
-    if not args.preset:
-        raise InputError(f"sweep needs a preset: {some_presets()}; or the path of a .toml file")
+    if not args.preset and not names_table(overrides):
+        raise InputError(
+            f"sweep needs a preset: {some_presets()}; or the path of a .toml file; or a table, --task.file"
+        )
     from anchorfl.tuning.search.options import SweepOptions
 
-    base = read_preset(args.preset)
-    experiment = override(base, overrides, f"anchorfl sweep {args.preset}")
-    check_idle([base], [experiment])
-    experiment = resolve_options(experiment)
+    name, experiment = from_words(args.preset, overrides, "anchorfl sweep", say)
+    check_idle(typed_options(overrides), [experiment])
     if experiment.output:
         raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
-    text = preset_text(args.preset, experiment, bool(overrides))
-    plan = SweepPlan(args.preset, experiment, space_of(experiment, args.space), SweepOptions(**options), text)
-    return _run(plan, new_sweep_folder(args.preset, args.output))
+    text = preset_text(args.preset or name, experiment, bool(overrides))
+    plan = SweepPlan(name, experiment, space_of(experiment, args.space), SweepOptions(**options), text)
+    return _run(plan, new_sweep_folder(name, args.output))
 
 
 def report(options: argparse.Namespace) -> int:

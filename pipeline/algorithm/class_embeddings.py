@@ -29,6 +29,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Method,
     ServerContext,
     ServerState,
+    Supports,
     Tensors,
     Update,
 )
@@ -37,7 +38,6 @@ from anchorfl.pipeline.algorithm.optimizers import SGD, Adam, make, restore, sta
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.algorithm.spreadout import Regularizer, gradient, nearest_rows, slope
 from anchorfl.tasks.contract import Batch, Card
-from anchorfl.tasks.errors import InputError
 
 CLASS_ROWS = "head.rows"
 """Name of the class rows in the model's weights."""
@@ -123,6 +123,8 @@ class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
 class OneClass(Method[RowsState, RowUpdate]):
     """A method for one client per class; a subclass says what becomes of the rows (``update_class_rows``)."""
 
+    supports = Supports(one_class=True)
+
     margin: float = 0.9
     """Cosine above which a row has no loss (FedALC, eq. 14)."""
     weighting: Weighting = "uniform"
@@ -179,7 +181,6 @@ class OneClass(Method[RowsState, RowUpdate]):
         return LabelCooccurrence.empty()
 
     def begin(self, ctx: ServerContext) -> RowsState:
-        _one_class_each(ctx.cards)
         weights, cooccurrence = weights_of(ctx.model), self.initial_statistics(ctx)
         weights[CLASS_ROWS] = self.first_rows(weights[CLASS_ROWS], cooccurrence, ctx)
         sent_C = torch.zeros(len(weights[CLASS_ROWS]), dtype=torch.bool)
@@ -294,13 +295,3 @@ class Spreadout(OneClass):
 def theta_of(weights: Tensors) -> Tensors:
     """Return all weights but the rows."""
     return {name: value for name, value in weights.items() if name != CLASS_ROWS}
-
-
-def _one_class_each(cards: Sequence[Card]) -> None:
-    """Raise InputError unless every client identifies one class, and no two the same; a class may have no client."""
-    known = [card.identified_C.nonzero().flatten().tolist() for card in cards]
-    if any(len(one) != 1 for one in known) or len({one[0] for one in known}) < len(known):
-        raise InputError(
-            "this method has one client per class, which knows that class alone: set task.partition = 'one_class'"
-            " and task.clients to 0"
-        )

@@ -70,6 +70,8 @@ class Supports:
     """Kinds of task."""
     robust: tuple[str, ...] = ROBUST
     """Robust aggregations, and ``clip_norm``, that its aggregation allows."""
+    one_class: bool = False
+    """It has one client per class, which knows that class alone (``task.partition = "one_class"``)."""
 
 
 S = TypeVar("S", bound=ServerState)

@@ -22,40 +22,40 @@ if TYPE_CHECKING:
     from anchorfl.pipeline.run.lifecycle import Result
 
 
+RUN_USAGE = """usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]
+       anchorfl run --task.file FILE --task.label_columns COLUMNS [--method.name METHOD] [--section.option value ...]
+presets: {presets}
+all options: anchorfl run PRESET --help
+A table of your own needs no preset. One that is given lends method, network and rounds; what belongs to its data set is
+left out, in a line that says so. --method.name takes another method, of a preset too: with its own options and
+defaults, none of the other method's."""
+
+
 def run(arguments: list[str]) -> int:
     """Train: presets first, overrides after. All are read and their data looked for before the first run starts."""
     from anchorfl.pipeline.config.idle_options import check_idle
-    from anchorfl.pipeline.config.overrides import override
-    from anchorfl.pipeline.config.presets import read_preset, some_presets
-    from anchorfl.pipeline.run.prepare import is_table_run, resolve_options, table_experiment, table_run_name
+    from anchorfl.pipeline.config.overrides import typed_options
+    from anchorfl.pipeline.config.presets import some_presets
+    from anchorfl.pipeline.run.assemble import from_words, names_table
 
     split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     presets, overrides = arguments[:split], arguments[split:]
-    if not presets and is_table_run(overrides):
-        base = table_experiment()
-        experiment = override(base, overrides, "anchorfl run")
-        check_idle([base], [experiment])
-        experiment = resolve_options(experiment)
-        return _train([table_run_name(experiment)], [experiment])
-    if not presets:
-        if overrides in (["--help"], ["-h"]):
-            say("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
-            say(f"presets: {some_presets()}\nall options: anchorfl run PRESET --help")
-            say("a table of your own needs no preset: anchorfl run --task.file FILE --task.label_columns COLUMNS")
-            return 0
-        raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file")
-    bases = [read_preset(preset) for preset in presets]
-    experiments = [override(e, overrides, f"anchorfl run {p}") for p, e in zip(presets, bases, strict=True)]
-    check_idle(bases, experiments)
-    experiments = [resolve_options(experiment) for experiment in experiments]
+    if not presets and overrides in (["--help"], ["-h"]):
+        say(RUN_USAGE.format(presets=some_presets()))
+        return 0
+    if not presets and not names_table(overrides):
+        raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file; or a table, --task.file")
+    runs = [from_words(preset, overrides, "anchorfl run", say) for preset in presets or [""]]
+    experiments = [run.experiment for run in runs]
+    check_idle(typed_options(overrides), experiments)
     if len(presets) > 1 and experiments[0].output:
         raise InputError("--output names one folder: give it with one preset at a time")
     if len({experiment.cluster.address for experiment in experiments if experiment.cluster.executor == "ray"}) > 1:
         raise InputError("the presets differ in cluster.address: run them one at a time, or give --cluster.address")
-    return _train(presets, experiments)
+    return _train([run.name for run in runs], experiments)
 
 
-def _train(presets: list[str], experiments: list[Experiment]) -> int:
+def _train(names: list[str], experiments: list[Experiment]) -> int:
     from anchorfl.pipeline.run.lifecycle import run as run_one
     from anchorfl.pipeline.storage.run_folder import new_folder
     from anchorfl.tasks.files.raw_files import raw_folder
@@ -74,12 +74,12 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
             stack.enter_context(ray_cluster.session(clusters[0]))  # one Ray for all runs of the command
             actor_pools = ActorPools()
             stack.callback(actor_pools.close)
-        for preset, experiment in zip(presets, experiments, strict=True):
-            folder = new_folder(experiment, Path(preset).stem if preset.endswith(".toml") else preset)
-            say(f"{preset}: run folder {folder}")
+        for name, experiment in zip(names, experiments, strict=True):
+            folder = new_folder(experiment, Path(name).stem if name.endswith(".toml") else name)
+            say(f"{name}: run folder {folder}")
             with resumable("anchorfl", "resume", folder, begun=folder / CONFIG):
                 result = run_one(experiment, folder, say, actor_pools)
-            say(_done(preset, result))
+            say(_done(name, result))
             folders.append(folder)
     say()
     _compare(folders)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.federation import FederationOptions
-from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.overrides import override, typed_options
 from anchorfl.pipeline.config.presets import preset_names, read_preset
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.results.partition_plot import draw_partition, fits
-from anchorfl.pipeline.run.prepare import resolve_options, table_experiment
+from anchorfl.pipeline.run.assemble import from_words, names_table
+from anchorfl.pipeline.run.prepare import resolve_options
 from anchorfl.pipeline.terminal import paragraph, say, width
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError, nearest
@@ -28,7 +28,10 @@ from anchorfl.tasks.tabular.inspect import inspect_table, next_command
 
 ROWS, LISTED = 400, 4
 INDENT = " " * 20
-USAGE = "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--seed N] [--cluster.executor ray]"
+USAGE = (
+    "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--seed N] [--cluster.executor ray]; a table of"
+    " your own in place of PRESET: --task.file FILE --task.label_columns COLUMNS"
+)
 
 
 def show(arguments: list[str]) -> int:
@@ -111,18 +114,20 @@ def _experiment(arguments: list[str]) -> Experiment:
 
     It runs in one process unless they say otherwise.
     """
-    if not arguments or arguments[0].startswith("-"):
+    name = "" if not arguments or arguments[0].startswith("-") else arguments[0]
+    overrides = arguments[1:] if name else arguments
+    if not name and not names_table(overrides):
         raise InputError(USAGE)
-    name, overrides = arguments[0], arguments[1:]
+    command = "anchorfl data prepare"
+    if "cluster.executor" not in typed_options(overrides):
+        overrides = ["--cluster.executor", "serial", *overrides]
     if name in TASKS:
         federation = FederationOptions(clients_per_round=1)  # nobody trains; any number of clients will do
         experiment = Experiment(task=TaskOptions(name=name), method=METHODS["fedavg"](), federation=federation)
-    elif name in preset_names() or name.endswith(".toml"):
-        experiment = read_preset(name)
-    else:
+        return resolve_options(override(experiment, overrides, f"{command} {name}"))
+    if name and name not in preset_names() and not name.endswith(".toml"):
         raise InputError(f"{name!r} is no data set and no preset{nearest(name, [*TASKS, *preset_names()])}")
-    experiment = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
-    return resolve_options(override(experiment, overrides, f"anchorfl data prepare {name}"))
+    return from_words(name, overrides, command).experiment
 
 
 def demo(arguments: list[str]) -> int:
@@ -199,6 +204,6 @@ def check(arguments: list[str]) -> int:
     say(report.text())
     step = "mend what stops a run"
     if report.mended or not options.label_columns:
-        step = next_command(options, report, table_experiment().federation.clients_per_round)
+        step = next_command(options, report)
     say(f"\nnext: {step}")
     return 2 if report.stops else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -26,12 +27,13 @@ from anchorfl.pipeline.cluster.sizing import (
     whole_cpus,
 )
 from anchorfl.pipeline.config.experiment import Experiment, digest
-from anchorfl.pipeline.config.overrides import override
-from anchorfl.pipeline.config.presets import read_preset, some_presets
+from anchorfl.pipeline.config.presets import some_presets
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.execution import memory_probe
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.execution.memory_probe import ClientUse, ServerUse
-from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
+from anchorfl.pipeline.run.assemble import from_words, names_table
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.terminal import say
@@ -39,6 +41,7 @@ from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 
 USAGE = """usage: anchorfl probe PRESET [--section.option value ...] [--client N] [--cpu] [--out FILE]
+       anchorfl probe --task.file FILE --task.label_columns COLUMNS ...     (a table of your own needs no preset)
   --client N   train this client; else the one with the most rows that can have a loss, times its longest row
   --cpu        leave GPUs out
   --out FILE   where the overrides go (probe.txt), for: anchorfl run PRESET $(cat probe.txt); all figures go beside
@@ -72,13 +75,15 @@ class Measured:
 
 def probe(arguments: list[str]) -> int:
     """Measure, print and write. Raise InputError where an argument is wrong, a measurement fails, or nothing fits."""
-    if not arguments or arguments[0] in ("--help", "-h"):
-        if not arguments:
-            raise InputError(f"probe needs a preset: {some_presets()}; or the path of a .toml file")
+    if arguments[:1] in (["--help"], ["-h"]):
         say(USAGE)
         return 0
     preset, options, overrides = _split(arguments)
-    experiment = resolve_options(override(read_preset(preset), overrides, f"anchorfl probe {preset}"))
+    if not preset and not names_table(overrides):
+        raise InputError(
+            f"probe needs a preset: {some_presets()}; or the path of a .toml file; or a table, --task.file"
+        )
+    name, experiment = from_words(preset, overrides, "anchorfl probe")
     _check(options, experiment)
     with ExitStack() as stack:
         nodes, run_apart = _nodes(experiment, options.cpu, stack)
@@ -90,7 +95,10 @@ def probe(arguments: list[str]) -> int:
     say(f"\n{needs(measured, need, experiment)}")
     sizing = share_out(nodes, need, experiment.task.clients, experiment.cluster.server_gpus)
     say(limits(nodes, sizing))
-    _write(options.out, preset, experiment, measured, need, nodes, sizing)
+    _write(options.out, name, experiment, measured, need, nodes, sizing)
+    command = shlex.join(["anchorfl", "run", *([preset] if preset else []), *map(redact, overrides)])
+    figures = options.out.with_suffix(".json")
+    say(f"\n{overrides_of(sizing)}\n\n{command} $(cat {options.out})   # all figures: {figures}")
     return 0
 
 
@@ -102,32 +110,32 @@ def _check(options: argparse.Namespace, experiment: Experiment) -> None:
 
 
 def _write(
-    out: Path, preset: str, experiment: Experiment, measured: Measured, need: Need, nodes: list[Node], sizing: Sizing
+    out: Path, name: str, experiment: Experiment, measured: Measured, need: Need, nodes: list[Node], sizing: Sizing
 ) -> None:
     """Write the overrides, and beside them all figures."""
     text, figures = overrides_of(sizing), out.with_suffix(".json")
     write_atomically(out, f"{text}\n".encode())
     content = {
-        "preset": preset, "config_digest": digest(experiment), **asdict(measured), "need": asdict(need),
+        "preset": name, "config_digest": digest(experiment), **asdict(measured), "need": asdict(need),
         "places": [{"node": {"cpus": n.cpus, "devices": n.devices}, "memory": n.memory} for n in nodes],
         "margins": {"memory": MEMORY_MARGIN, "gpu": GPU_MARGIN},
         "shares": asdict(sizing), "overrides": text, "torch": version_of("torch"), "ray": version_of("ray"),
     }  # fmt: skip
     write_atomically(figures, json.dumps(content, indent=1).encode())
-    say(f"\n{text}\n\nanchorfl run {preset} $(cat {out})   # all figures: {figures}")
 
 
 def _split(arguments: list[str]) -> tuple[str, argparse.Namespace, list[str]]:
-    """Return preset, the command's own options, and the overrides."""
+    """Return preset ("": none is named), the command's own options, and the overrides."""
+    preset = "" if not arguments or arguments[0].startswith("-") else arguments[0]
     parser = argparse.ArgumentParser(prog="anchorfl probe", add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--client", type=int, default=None)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("probe.txt"))
     try:
-        options, overrides = parser.parse_known_args(arguments[1:])
+        options, overrides = parser.parse_known_args(arguments[1:] if preset else arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"probe: {error}") from error
-    return arguments[0], options, overrides
+    return preset, options, overrides
 
 
 def _nodes(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[Node], InFreshProcess]:

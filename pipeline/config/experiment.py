@@ -16,7 +16,7 @@ from anchorfl.pipeline.config.evaluation import EvaluationOptions
 from anchorfl.pipeline.config.federation import FederationOptions, quorum_size
 from anchorfl.pipeline.config.redaction import redact_uri
 from anchorfl.pipeline.config.tracking import TrackingOptions
-from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.options import TaskOptions, table_stem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +92,11 @@ class Experiment:
     def selected_clients(self) -> int:
         """Number of clients that take part in a round."""
         return self.federation.selected(self.task.clients)
+
+
+def data_and_method(experiment: Experiment) -> str:
+    """Return a name for runs: that of the data set, or of the file of a user's table, and that of the method."""
+    return f"{table_stem(experiment.task.file) or experiment.task.name}-{experiment.method.name}"
 
 
 def to_tree(experiment: Experiment) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.config.schema import options_of
 from anchorfl.tasks.errors import InputError
 
 ENCODER = ("encoder", "pooling", "prompts", "normalize")
@@ -41,15 +40,9 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     return idle | dict(experiment.method.unused)
 
 
-def check_idle(before: Sequence[Experiment], after: Sequence[Experiment]) -> None:
-    """Raise InputError where an option that was typed for several experiments changes nothing in any but the digest.
-
-    before, after: without and with what was typed, one by one.
-    """
-    idle = [
-        {option: to for option, to in idle_options(new).items() if options_of(new)[option] != options_of(old)[option]}
-        for old, new in zip(before, after, strict=True)
-    ]
+def check_idle(typed: Collection[str], experiments: Sequence[Experiment]) -> None:
+    """Raise InputError where an option that was typed for several experiments changes nothing in any but the digest."""
+    idle = [idle_options(experiment) for experiment in experiments]
     for option, to in idle[0].items():
-        if all(option in others for others in idle):
+        if option in typed and all(option in others for others in idle):
             raise InputError(f"--{option} does nothing here, it belongs to {to}: leave it out, or set that")

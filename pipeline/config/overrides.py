@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -19,6 +19,33 @@ HELP = {
     "output": "Folder of the run; empty: a new one below runs/.",
 }
 """What ``--help`` says of the options that are in no section: tyro finds the docstrings of sections alone."""
+OTHER_METHOD = """Options of the method are those of {name}. --method.name NAME takes another method, with its own
+options and defaults: those of this one do not carry over."""
+"""Text above the options in the help."""
+
+
+def option_name(word: str) -> str:
+    """Return the option that a word names: ``--method.q1=95`` -> ``method.q1``; empty where it is a value."""
+    return word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
+
+
+def keep_options(words: Sequence[str], wanted: Callable[[str], bool]) -> list[str]:
+    """Return the overrides, with their values, whose option is wanted."""
+    out, keep = list[str](), True
+    for word in words:
+        keep = wanted(name) if (name := option_name(word)) else keep
+        if keep:
+            out.append(word)
+    return out
+
+
+def typed_options(words: Sequence[str]) -> dict[str, str]:
+    """Return the value of every option that overrides name, as typed: the last one, and empty where there is none."""
+    out = dict[str, str]()
+    for word, value in zip(words, [*words, ""][1:], strict=True):
+        if name := option_name(word):
+            out[name] = word.partition("=")[2] if "=" in word else "" if value.startswith("--") else value
+    return out
 
 
 def override(experiment: Experiment, arguments: Sequence[str], command: str = "anchorfl run PRESET") -> Experiment:
@@ -27,14 +54,13 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
         return experiment
     known = options_of(experiment)
     for argument in arguments:
-        if argument.startswith("--") and argument not in ("--help", "--help-verbose"):
-            name = argument[2:].partition("=")[0].replace("-", "_")
-            if name not in known:
-                whose = f"method {experiment.method.name!r} has " if name.startswith("method.") else ""
-                raise InputError(f"{whose}no option --{name}{nearest(name, known)}; '{command} --help' lists all")
+        name = option_name(argument)
+        if name and name not in known and argument not in ("--help", "--help-verbose"):
+            whose = f"method {experiment.method.name!r} has " if name.startswith("method.") else ""
+            raise InputError(f"{whose}no option --{name}{nearest(name, known)}; '{command} --help' lists all")
     changed = call_tyro(lambda: _parse(experiment, arguments, command))
-    typed = {argument.partition("=")[0].replace("-", "_") for argument in arguments}
-    if changed.task.client_column and changed.task.partition != "subjects" and "__task.partition" in typed:
+    typed = typed_options(arguments)
+    if changed.task.client_column and changed.task.partition != "subjects" and "task.partition" in typed:
         raise InputError(
             f"--task.partition {changed.task.partition} beside --task.client_column {changed.task.client_column}: the"
             " column says whose row it is, so that nothing is left to partition; leave one of them out"
@@ -61,5 +87,6 @@ def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Ex
         return_annotation=Experiment,
     )
     return tyro.cli(
-        build, args=list(arguments), prog=command, use_underscores=True, config=(tyro.conf.FlagConversionOff,)
-    )
+        build, args=list(arguments), prog=command, use_underscores=True, config=(tyro.conf.FlagConversionOff,),
+        description=OTHER_METHOD.format(name=experiment.method.name),
+    )  # fmt: skip

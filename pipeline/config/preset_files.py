@@ -8,7 +8,7 @@ Why not by a library: docs/why-by-hand.md.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -71,6 +71,52 @@ def merge_sections(below: Tree, above: Tree) -> Tree:
         else:
             out[key] = value
     return out
+
+
+def table_file(tree: Tree) -> str:
+    """Return the user's table that a preset names; empty: its data set has a name."""
+    return str(_section(tree, "task").get("file", ""))
+
+
+def _section(tree: Tree, name: str) -> Tree:
+    """Return a section; an empty one where there is none, or no table, which is refused when the preset is built."""
+    section = tree.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+OF_DATA = (
+    "seed",
+    "class_embeddings.table",
+    "federation.clients_per_round",
+    "federation.client_fraction",
+    "evaluation.metrics",
+    "evaluation.model_selection",
+)
+"""Options of a preset that belong to its data set or its paper's table, beside those of [task]: the authors' seed, the
+names' table, how many of its clients take part, what is measured."""
+
+
+def lend(tree: Tree) -> tuple[Tree, list[str]]:
+    """Return what a preset lends to a table of the user's own, and the dotted names of the options that stay behind.
+
+    It lends method, network and rounds. Of [task] only the place of the cache is no matter of the data set.
+    """
+    out = {name: dict(part) if isinstance(part, dict) else part for name, part in tree.items()}
+    left = [f"task.{key}" for key in _section(out, "task") if key != "cache"] + list(OF_DATA)
+    if _section(out, "class_embeddings").get("init") == "cooccurrence":  # from the table that stays behind
+        left.append("class_embeddings.init")
+    return out, drop(out, left)
+
+
+def drop(tree: Tree, options: Iterable[str]) -> list[str]:
+    """Take options, by their dotted names, out of a preset, in place; return those that it had."""
+    dropped = list[str]()
+    for option in options:
+        section, _, key = option.rpartition(".")
+        if key in (part := _section(tree, section) if section else tree):
+            del part[key]
+            dropped.append(option)
+    return dropped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.federations import Catalog
-from anchorfl.pipeline.config.preset_files import merge_sections, read_toml
+from anchorfl.pipeline.config.preset_files import lend, merge_sections, read_toml, table_file
 from anchorfl.pipeline.config.schema import from_tree, toml_of
 from anchorfl.tasks.errors import InputError, nearest
 
@@ -51,14 +52,21 @@ def own_file(name: str) -> Path | None:
 
 def read_preset(name: str) -> Experiment:
     """Return the experiment that a preset describes. InputError with the file, the table and the key."""
+    return shipped().read(name) if own_file(name) is None else build(name, preset_tree(name))
+
+
+def preset_tree(name: str) -> dict[str, Any]:
+    """Return what a preset says, as nested tables. InputError where there is no such preset, or no such TOML."""
     path = own_file(name)
-    if path is None:
-        return shipped().read(name)
-    tree = _tables(path)
+    return shipped().tree(name) if path is None else _tables(path)
+
+
+def build(name: str, tree: Mapping[str, Any]) -> Experiment:
+    """Return the experiment of a preset's tables. InputError, which names the preset's own file where it has one."""
     try:
         return from_tree(tree)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{name}: {error}" if name.endswith(".toml") else str(error)) from error
 
 
 def shipped_toml(name: str) -> str:
@@ -88,4 +96,6 @@ def _tables(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{path}: extends: {error}") from error
     below = shipped().tree(base) if file is None else _tables(file, (*seen, path.resolve()))
+    if table_file(tree) and not table_file(below):
+        below, _ = lend(below)
     return merge_sections(below, tree)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import psutil
 
 from anchorfl.models.build import encoder_bytes
+from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.progress import Log, format_bytes
 from anchorfl.pipeline.terminal import say
 from anchorfl.pipeline.training.class_vectors import check_encoder, concept_vectors, encoder_start, name_vectors
 from anchorfl.pipeline.training.run_spec import RunSpec
+from anchorfl.tasks.contract import LabelKind
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import LARGEST
 from anchorfl.tasks.ingest.ingest import prepare
@@ -36,11 +36,7 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     if prepared is None:
         check_encoder(experiment)
     data = prepared or prepare_data(experiment, log)
-    if data.manifest.kind not in experiment.method.supports.kinds:
-        raise InputError(
-            f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.supports.kinds)}-label tasks,"
-            f" and {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
-        )
+    check_method(experiment.method, experiment.task, data.manifest.kind)
     _check_aggregation(experiment)
     if experiment.evaluation.chosen_by is not None and not data.size("validation"):
         raise InputError(
@@ -94,6 +90,23 @@ def _check_size(experiment: Experiment, data: Prepared) -> None:
         )
 
 
+def check_method(method: Method[Any, Any], task: TaskOptions, kind: LabelKind) -> None:
+    """Raise InputError, which names the methods that would do, where a method is not for these labels or clients."""
+    kinds, one_class = method.supports.kinds, method.supports.one_class
+    if kind not in kinds:
+        what = f"is for {'- and '.join(kinds)}-label tasks, and {task.name!r} is {kind}-label: choose another method"
+        one_class = bool(task.client_column)
+    elif one_class and task.partition != "one_class":
+        what = (
+            "has one client per class, which knows that class alone: set task.partition = 'one_class' and task.clients"
+            f" to 0{', and leave out task.client_column' if task.client_column else ''}; or choose another method"
+        )
+    else:
+        return
+    others = [n for n, m in METHODS.items() if kind in m.supports.kinds and not (one_class and m.supports.one_class)]
+    raise InputError(f"method {method.name!r} {what}: {', '.join(others)}")
+
+
 def _check_aggregation(experiment: Experiment) -> None:
     """Raise InputError where the method's aggregation is none that the robust options can change."""
     method = experiment.method
@@ -114,37 +127,28 @@ def prepare_data(experiment: Experiment, log: Log) -> Prepared:
     return prepare(task, experiment.task, experiment.seed, engine=engine, log=log)  # type: ignore[arg-type]
 
 
-TABLE_PRESET = "digits/fedalign"
-"""Preset whose method, network and rounds a run on a table has where none is named."""
-
-
-def is_table_run(overrides: Sequence[str]) -> bool:
-    """Return whether overrides name a table, so that a run needs no preset."""
-    return any(word.partition("=")[0] == "--task.file" for word in overrides)
-
-
-def table_experiment() -> Experiment:
-    """Return the experiment to override where no preset is named."""
-    return replace(read_preset(TABLE_PRESET), task=TaskOptions(min_count=2, max_tokens=256))
-
-
-def table_run_name(experiment: Experiment) -> str:
-    """Return the name of a run on a table without a preset."""
-    stem = Path(experiment.task.file).name.split(".")[0]
-    return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'table'}-{experiment.method.name}"
-
-
 def resolve_options(experiment: Experiment, log: Log = say, *, count: bool = True) -> Experiment:
     """Return the experiment with what its data say about clients. InputError where the two do not fit.
 
     count: prepare the data where that takes it, for the clients of ``one_class``; else their number stays 0.
     """
-    task = resolve_task_options(experiment.task, log)
-    if count and not task.clients and task.partition == "one_class":
-        data = prepare(task_of(task), task, experiment.seed, engine="local", log=log)
-        task = replace(task, clients=len(data.manifest.examples))
+    experiment = with_sections(experiment, task=resolve_task_options(experiment.task, log))
+    return count_clients(experiment, log) if count else experiment
+
+
+def count_clients(experiment: Experiment, log: Log) -> Experiment:
+    """Return the experiment with the number of clients of ``one_class``, for which its data are prepared."""
+    task = experiment.task
+    if task.clients or task.partition != "one_class":
+        return experiment
+    data = prepare(task_of(task), task, experiment.seed, engine="local", log=log)
+    return with_sections(experiment, task=replace(task, clients=len(data.manifest.examples)))
+
+
+def with_sections(experiment: Experiment, **sections: Any) -> Experiment:
+    """Return the experiment with other sections, such as ``task=...``. InputError where they do not fit the rest."""
     try:
-        return replace(experiment, task=task)
+        return replace(experiment, **sections)
     except InputError:
         raise
     except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from filelock import FileLock, Timeout
 
-from anchorfl.pipeline.config.experiment import Experiment, digest, redacted_tree
+from anchorfl.pipeline.config.experiment import Experiment, data_and_method, digest, redacted_tree
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.places import seal_of, with_own_places
@@ -35,7 +35,7 @@ def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Pa
                 f"{folder} holds a run already: continue it with 'anchorfl resume {folder}', or give another --output"
             )
         return folder
-    stem = label.replace("/", "-") or f"{experiment.task.name}-{experiment.method.name}"
+    stem = label.replace("/", "-") or data_and_method(experiment)
     name = f"{stem}-s{experiment.seed}-{digest(experiment)[:8]}"
     tried = (runs / (name if n == 1 else f"{name}-{n}") for n in range(1, 10_000))
     return next(folder for folder in tried if not folder.exists())

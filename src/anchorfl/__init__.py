@@ -69,15 +69,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'anchorfl' has no attribute {name!r}")
 
 
-def read_preset(name: str, options: Mapping[str, Any] | None = None) -> Experiment:
+def read_preset(name: str = "", options: Mapping[str, Any] | None = None) -> Experiment:
     """Return the experiment of a preset, or of a TOML file, with options replaced by their dotted names.
 
-    Errors: InputError where there is no such preset or option, or a value is refused.
+    name: not needed where the options name a table, ``task.file``. Errors: InputError where there is no such preset or
+    option, or a value is refused.
     """
-    from anchorfl.pipeline.config import presets, schema
-    from anchorfl.pipeline.run.prepare import resolve_options
+    from anchorfl.pipeline.run.assemble import from_values
 
-    return resolve_options(schema.with_options(presets.read_preset(name), options or {}))
+    return from_values(name, options or {}).experiment
 
 
 def run(experiment: Experiment, folder: str | Path = "", *, log: Callable[[str], None] = _say) -> Result:
@@ -122,12 +122,13 @@ def sweep(
     space: ``"q1=tail:90:99.9"`` and the like, as for ``anchorfl sweep``; empty: the method's own space. options: of
     ``anchorfl.tuning.search.options.SweepOptions``, such as ``trials=20``. Errors: InputError on bad ones.
     """
+    from anchorfl.pipeline.config.experiment import data_and_method
     from anchorfl.pipeline.config.schema import to_toml
     from anchorfl.tuning.search.options import SweepOptions
     from anchorfl.tuning.search.search_space import space_of
     from anchorfl.tuning.sweep.plan import SweepPlan, new_sweep_folder
     from anchorfl.tuning.sweep.sweep import run_sweep
 
-    name = f"{experiment.task.name}-{experiment.method.name}"
+    name = data_and_method(experiment)
     plan = SweepPlan(name, experiment, space_of(experiment, space), SweepOptions(**options), to_toml(experiment))
     return run_sweep(plan, new_sweep_folder(name, str(folder)), log)

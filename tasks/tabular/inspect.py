@@ -166,8 +166,8 @@ def _plan(table: Table, task: Task, options: TaskOptions) -> bool:
     return True
 
 
-def next_command(options: TaskOptions, inspection: Inspection, selected: int) -> str:
-    """Return the command to type next. selected: clients per round, if not said otherwise."""
+def next_command(options: TaskOptions, inspection: Inspection) -> str:
+    """Return the command to type next."""
     words = ["anchorfl", "run"] if options.label_columns else ["anchorfl", "data", "check", options.file]
     prefix = "--task." if options.label_columns else "--"
     if not options.label_columns:
@@ -182,8 +182,6 @@ def next_command(options: TaskOptions, inspection: Inspection, selected: int) ->
     for name in ("min_positives", "classes_per_client", *(() if options.client_column else ("clients",))):
         if (number := getattr(inspection.run, name)) != getattr(TaskOptions(), name):
             words += [f"--task.{name}", str(number)]
-    if inspection.run.clients < selected:
-        words += ["--federation.clients_per_round", str(inspection.run.clients)]
     return shlex.join(words)
 
 

@@ -8,7 +8,6 @@ validation rows of a single-label table need a label; training rows do not.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from anchorfl.tasks.contract import InputSpec, LabelKind, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.ingest.raw_table import SPLITS
-from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.options import TaskOptions, table_stem
 from anchorfl.tasks.partition.stratify import TEST, stratified_holdout
 from anchorfl.tasks.tabular import questions, samples
 from anchorfl.tasks.tabular.reading import Faults, listed, open_file
@@ -61,13 +60,13 @@ def _plainly_named(path: Path) -> Path:
 
 def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
     """Return the task of a table whose columns are known."""
-    stem = re.sub(r"[^A-Za-z0-9]+", "-", path.name.split(".")[0]).strip("-")
+    stem = table_stem(path.name)
     files: tuple[str, ...] = (path.name,)
     if options.class_names:  # what is in it matters to the prepared data as well
         files += (os.path.relpath(option_path(options.class_names, options), path.parent),)
     form = schema.form
     return Task(
-        name=f"table-{stem or 'own'}",
+        name=stem if stem.startswith("table-") else f"table-{stem}",
         title=f"{path.name}, a table of your own",
         class_names=schema.class_names,
         kind=schema.kind,

@@ -44,7 +44,7 @@ class SweepPlan:
     """A sweep before its first trial."""
 
     preset: str
-    """Name or path of the preset."""
+    """Name or path of the preset; data and method where these are not a preset's."""
     experiment: Experiment
     """The preset with its overrides."""
     space: Space
@@ -150,11 +150,12 @@ def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
     It is the preset's own text, or the resolved options where it extends another, holds a password, which no record
     has, or options were overridden.
     """
-    path = own_file(preset)
-    text = shipped_toml(preset) if path is None else path.read_text(encoding="utf-8")
     secret = to_tree(experiment) != redacted_tree(experiment)
-    if not (overridden or secret or "extends" in tomllib.loads(text)):
-        return text
+    if not (overridden or secret):
+        path = own_file(preset)
+        text = shipped_toml(preset) if path is None else path.read_text(encoding="utf-8")
+        if "extends" not in tomllib.loads(text):
+            return text
     return f"# {preset}, with options from the command line.\n{to_toml(experiment)}"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anchorfl.pipeline.cli.resumable import resumable
+from anchorfl.pipeline.config.overrides import typed_options
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.run_folder import lock_run
@@ -82,6 +83,11 @@ class TableArgs(NamedTuple):
 
 def parse_args(arguments: Sequence[str]) -> TableArgs:
     """Return the arguments of ``anchorfl table``. InputError on bad ones."""
+    if "task.file" in typed_options(arguments):
+        raise InputError(
+            "--task.file: the tables are of papers' data sets; several methods on a table of your own, beside each"
+            " other: anchorfl run digits/fedavg digits/fedalign --task.file FILE --task.label_columns COLUMNS"
+        )
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"table needs a paper: {', '.join(PAPERS)}")
     name, *rest = arguments

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.overrides import keep_options, option_name
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.results.compare import FREE
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.published import Change, Row, value_text
 
 
-def option_name(word: str) -> str:
-    """Return the option that a word names: ``--method.q1=95`` -> ``method.q1``; empty where it is a value."""
-    return word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
-
-
 def drop_free_options(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that may change a result: not where runs go, or what is kept of them."""
-    return _keep(overrides, lambda name: not is_free(name))
+    return keep_options(overrides, lambda name: not is_free(name))
 
 
 def drop_options(overrides: Sequence[str], options: Collection[str]) -> list[str]:
     """Return the overrides, with their values, but for those of ``options``."""
-    return _keep(overrides, lambda name: name not in options)
-
-
-def _keep(overrides: Sequence[str], wanted: Callable[[str], bool]) -> list[str]:
-    out, keep = list[str](), True
-    for word in overrides:
-        keep = wanted(name) if (name := option_name(word)) else keep
-        if keep:
-            out.append(word)
-    return out
+    return keep_options(overrides, lambda name: name not in options)
 
 
 def options_of_one_method(overrides: Sequence[str], presets: Mapping[str, Experiment]) -> dict[str, str]:

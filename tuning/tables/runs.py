@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from anchorfl.models.label_names import NamesError
 from anchorfl.pipeline.config.experiment import Experiment, digest
-from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.overrides import option_name, override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, resolve_options
@@ -32,7 +32,6 @@ from anchorfl.tuning.tables.options import (
     Vary,
     drop_options,
     is_free,
-    option_name,
     options_of_one_method,
     sort_by_value,
     with_change,

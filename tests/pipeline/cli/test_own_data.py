@@ -76,10 +76,10 @@ def test_check_run_and_predict_a_csv(here, capsys):
     assert "15 rows without any label: they stay, unlabeled" in shown
     command = shown.strip().splitlines()[-1].removeprefix("next: anchorfl ").split()
     assert command[:3] == ["run", "--task.file", "trees.csv"]
-    assert command[-2:] == ["--federation.clients_per_round", "4"]
     assert main([*command, *SMALL, "--output", "out"]) == 0
     config = json.loads((here / "out" / "config.json").read_text())["task"]
     assert (config["name"], config["partition"], config["clients"]) == ("table-trees", "subjects", 4)
+    assert json.loads((here / "out" / "config.json").read_text())["federation"]["clients_per_round"] == 4
     test = table.filter(pc.equal(table["part"], "test")).drop_columns(["spectrum", "steps"])
     pyarrow.csv.write_csv(test, here / "test.csv")
     said, logged = scores(capsys, "out", "test.csv")
@@ -132,15 +132,16 @@ def test_run_and_predict_images(here, capsys):
         (["run", "digits/fedavg", "--task.label_columns", "kind"], "label_columns is for a table of your own"),
         (
             [
-                "run",
-                "--task.file",
-                "trees.parquet",
-                "--task.label_columns",
-                "kind",
-                "--task.client_column",
-                "site",
-                "--task.split_column",
-                "part",
+                *(
+                    "run",
+                    "--task.file",
+                    "trees.parquet",
+                    "--task.label_columns",
+                    "kind",
+                    "--task.client_column",
+                    "site",
+                ),
+                *("--task.split_column", "part", "--federation.clients_per_round", "5"),
             ],
             "federation.clients_per_round = 5 exceeds task.clients = 4: lower it",
         ),

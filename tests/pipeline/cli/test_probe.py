@@ -102,7 +102,7 @@ def test_probe_writes_overrides_and_figures(here, capsys):
     text = (here / "own.txt").read_text()
     assert text == figures["overrides"] + "\n"
     assert text.strip() in shown
-    assert "anchorfl run digits/fedalign $(cat own.txt)" in shown
+    assert f"anchorfl run digits/fedalign {' '.join(SERIAL)} $(cat own.txt)" in shown, "with the same overrides"
     assert figures["chosen"]["client"] == 2
     for part in ("client", "server"):
         assert 50e6 < figures[part]["baseline"] <= figures[part]["peak"] < 5e9
@@ -166,3 +166,14 @@ def test_probe_measures_a_gpu(here):
     assert 0 < gpu["reserved"] < gpu["total"]
     assert 50e6 < gpu["context"] < 3e9
     assert "--cluster.client_gpus 0." in (here / "probe.txt").read_text()
+
+
+def test_probe_of_a_table_needs_no_preset(here, capsys):
+    rows = [f"{i % 7},{i % 3},{'abc'[i % 3]},{i % 4}" for i in range(120)]
+    (here / "my sales.csv").write_text("\n".join(["x,y,class,shop", *rows]) + "\n")
+    own = ["--task.file", "my sales.csv", "--task.label_columns", "class", "--task.client_column", "shop"]
+    assert main(["probe", *own, *SERIAL, "--cpu"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("anchorfl run --task.file 'my sales.csv' --task.label_columns class")
+    assert "$(cat probe.txt)" in last
+    assert json.loads((here / "probe.json").read_text())["preset"] == "my-sales-fedalign"

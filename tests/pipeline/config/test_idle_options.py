@@ -37,7 +37,7 @@ def test_a_method_reads_the_learning_rate_or_says_that_it_does_not(experiment, f
 def test_an_idle_option_is_refused_with_what_does_it(preset, words, option, instead):
     before = read_preset(preset)
     with pytest.raises(InputError, match=rf"--{option} does nothing here.*{instead}"):
-        check_idle([before], [with_options(before, words)])
+        check_idle(words, [with_options(before, words)])
 
 
 def test_an_option_that_works_is_taken():
@@ -46,14 +46,13 @@ def test_an_option_that_works_is_taken():
         {"optimizer.lr": 0.02},
         {"task.partition": "dirichlet", "task.beta": 0.1},
         {"federation.aggregation": "trimmed_mean", "federation.trim_fraction": 0.3, "federation.quorum": 1.0},
-        {"task.beta": before.task.beta},  # as it stands: the digest stays, too
     ):
-        check_idle([before], [with_options(before, words)])
+        check_idle(words, [with_options(before, words)])
 
 
 def test_of_several_presets_one_that_reads_it_is_enough():
     before = [read_preset("digits/fedalign"), read_preset("digits/fedavg")]
-    check_idle(before, [with_options(e, {"optimizer.lr": 0.02}) for e in before])
+    check_idle(["optimizer.lr"], [with_options(e, {"optimizer.lr": 0.02}) for e in before])
 
 
 def test_the_command_refuses_before_anything_is_written(tmp_path, monkeypatch, capsys):
