@@ -49,8 +49,6 @@ class Inspection:
     """Lines about what keeps a run from starting."""
     bad_rows: int = 0
     """Number of the stops about bad rows, which ``on_bad_row = "skip"`` leaves out."""
-    clients: int = 0
-    """Number of values of the column ``client`` that have training rows."""
     run: TaskOptions | None = None
     """Options with which a run starts, near those that were asked about; None: none were found."""
     rare: bool = False
@@ -320,7 +318,6 @@ def _clients(rows: _UsableRows, schema: Schema, inspection: Inspection) -> None:
     )
     held_S = np.bincount(code_N[train_N], rows.labels.length_N[train_N], minlength=len(names)) > 0
     inspection.lines += ["", f"  {schema.client:<24}{'train':>8}{'labeled':>10}{'other':>8}  classes (training rows)"]
-    inspection.clients = len(np.unique(code_N[train_N]))
     without = [repr(name) for name in names[(train_S > 0) & ~held_S].tolist()]
     nowhere = [repr(name) for name in names[train_S == 0].tolist()]
     for code, name in enumerate(names[:SHOWN].tolist()):

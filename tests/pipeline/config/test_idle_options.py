@@ -8,7 +8,7 @@ import pytest
 
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.idle_options import check_idle, idle_options
-from anchorfl.pipeline.config.presets import preset_names, read_preset
+from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.tasks.errors import InputError
@@ -72,10 +72,3 @@ def test_a_sweep_does_not_search_it():
 
 def test_no_space_names_an_option_that_its_method_does_not_read():
     assert not [name for name, space in SPACES.items() for option in space.space if option in METHODS[name].unused]
-
-
-def test_presets_may_hold_what_they_do_not_use():
-    """Their digests stay: only what is typed is looked at."""
-    for name in preset_names():
-        e = read_preset(name)
-        check_idle([e], [e])
