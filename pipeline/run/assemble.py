@@ -19,6 +19,7 @@ from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.run.prepare import check_method, count_clients, resolve_options, with_sections
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.terminal import say
+from anchorfl.tasks.contract import LabelKind
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular.table import resolve_options as resolve_task_options
@@ -26,6 +27,9 @@ from anchorfl.tasks.tabular.table import resolve_options as resolve_task_options
 TABLE_PRESET = "digits/fedalign"
 """Preset whose method, network and rounds a table takes where none is named. With another ``method.name``: the row of
 that method in the same federation, else the method's own defaults."""
+TABLE_METHODS: Mapping[LabelKind, str] = {"single": "fedalign", "multi": "fedavg"}
+"""Method of a table where none is named. On multi-label tables FedAlign's percentiles label as many rows of a frequent
+class as of a rare one, and cost more than they bring (docs/which-method.md)."""
 TABLE_TASK = {"min_count": 2, "max_tokens": 256}
 """Options of [task] with another default for tables, whose texts may be few and short."""
 FILE, METHOD = "task.file", "method.name"
@@ -127,6 +131,11 @@ def _on_table(preset: str, start: _Start, given: Mapping[str, Any], apply: Apply
     if said.isdisjoint(cohort):
         tree = merge_sections({"federation": {"clients_per_round": 0}}, tree)  # fits any number of clients
     experiment = apply(build(preset, tree))
+    if not preset and METHOD not in given:
+        kind = task_of(experiment.task).kind
+        log(f"{kind}-label: method {TABLE_METHODS[kind]}; --method.name takes another")
+        given = {**given, METHOD: TABLE_METHODS[kind]}
+        return _on_table(preset, _start(preset, given), given, apply, log)
     options = resolve_task_options(experiment.task, log)
     task, one_class, said = task_of(options), experiment.method.supports.one_class, said | given.keys()
     if start.lent and task.payload != "image" and (of_images := drop(tree, OF_IMAGES)):

@@ -158,6 +158,21 @@ def test_the_default_of_a_table_is_the_digits_preset(sales):
     assert digest(e) == digest(was)
 
 
+def test_a_multi_label_table_takes_fedavg(tmp_path, monkeypatch):
+    """With the same network and rounds; whoever names FedAlign gets it."""
+    monkeypatch.chdir(tmp_path)
+    labels = {"label_a": [0, 1] * 30, "label_b": [1, 1, 0] * 20}
+    pq.write_table(pa.table({"x": [float(i) for i in range(60)], "z": [0.5, 2.0] * 30, **labels}), "tags.parquet")
+    table = {"task.file": "tags.parquet", "task.label_columns": "label_*"}
+    lines = list[str]()
+    e = from_values("", table, lines.append).experiment
+    assert any("multi-label" in line and "fedavg" in line for line in lines)
+    assert e == from_values("", {**table, "method.name": "fedavg"}, quiet).experiment
+    named = from_values("", {**table, "method.name": "fedalign"}, quiet).experiment
+    assert (e.method.name, named.method.name) == ("fedavg", "fedalign")
+    assert (e.model, e.federation, e.optimizer) == (named.model, named.federation, named.optimizer)
+
+
 def test_methods_by_name_take_their_own_options(sales):
     moon = from_values("", options(method__name="moon", method__tau=0.3), quiet).experiment
     assert moon.method == METHODS["moon"](tau=0.3)
