@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from anchorfl.pipeline.cli import commands, cooccurrence, data, probe
-from anchorfl.pipeline.run import prepare
+from anchorfl.pipeline.config.presets import build
+from anchorfl.pipeline.run import assemble
 from anchorfl.pipeline.storage import restore
 from anchorfl.tuning import commands as tuning_commands
 from anchorfl.tuning.cli import main
@@ -56,13 +57,16 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for module, names in {
         commands: ("_train", "resume", "compare", "predict", "diagnose", "sync", "ui"), cooccurrence: ("cooccurrence",),
-        tuning_commands: ("_run", "presets", "report"), plan: ("load_plan",), check: ("check",), submit: ("_connect",),
-        data: ("resolve_options", "inspect_table", "_describe"), probe: ("resolve_options",),
+        tuning_commands: ("_run", "presets", "report"), plan: ("load_plan", "resumed_plan"), check: ("check",),
+        submit: ("_connect",), probe: ("_check",),
+        data: ("prepare_task", "resolve_options", "inspect_table", "_describe"),
         TableCommand: ("run", "show"),
     }.items():  # fmt: skip
         for name in names:
             monkeypatch.setattr(module, name, parsed)
-    monkeypatch.setattr(prepare, "resolve_options", lambda experiment, *_: experiment)
+    for name in ("resolve_options", "count_clients"):
+        monkeypatch.setattr(assemble, name, lambda experiment, *_: experiment)
+    monkeypatch.setattr(assemble, "_on_table", lambda preset, start, _, apply, __: apply(build(preset, start.tree)))
     monkeypatch.setattr(restore, "restore_if_remote", lambda place, *_, **__: Path(place))
     for name in data.SYNTHETIC:
         monkeypatch.setitem(data.SYNTHETIC, name, parsed)
