@@ -19,7 +19,6 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Objective
-from anchorfl.tasks.errors import InputError
 from tests.pipeline.compared import assert_close, shapes
 from tests.pipeline.compared import slope as differences
 from tests.pipeline.one_class import ETA, SGD, C, D, begun, clients, explicit, network, parts, rows, server
@@ -85,15 +84,6 @@ def test_a_class_without_a_client_leaves_the_others_their_rows():
     results = [ClientResult(card, update) for card, update in zip(cards, updates, strict=True)]
     after = method.aggregate(state, results, server(model, cards)).weights[CLASS_ROWS]
     assert torch.equal(after, before * torch.tensor([1, -1, 1, -1])[:, None])
-
-
-@pytest.mark.parametrize("aware", [[0, 1], [], [3]])
-def test_one_client_of_other_classes_than_one_of_its_own_is_refused(aware):
-    """Beside three clients that have one each: two classes, none, or one that another client has."""
-    cards = [card for card, _ in clients(rows())]
-    cards[1] = replace(cards[1], identified_C=torch.tensor([c in aware for c in range(C)]))
-    with pytest.raises(InputError, match=r"task\.partition = 'one_class'"):
-        METHODS["fedaws"]().begin(server(network(), cards))
 
 
 def test_a_row_beyond_the_margin_has_no_loss():

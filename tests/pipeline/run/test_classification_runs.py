@@ -66,8 +66,8 @@ def test_records_result_digest_and_weights(classed, experiment, finished_run, tm
         assert set(record.per_class) == {f"{s}/{n}" for s in SPLITS for n in ("f1", "precision", "recall", "auc")}
     last = result.scores["test"]
     assert last == {n: records[-1].metrics[f"test/{n}"] for n in NAMES}
-    shown = f"macro F1 {100 * last['f1_macro']:5.2f}  accuracy {100 * last['accuracy']:5.2f}"
-    assert f"round 3/3  {shown}  AUC {100 * last['auc']:5.2f}  loss" in capsys.readouterr().out
+    shown = f"test F1 {100 * last['f1_macro']:5.2f}  acc {100 * last['accuracy']:5.2f}"
+    assert f"round 3/3  {shown}  AUC {100 * last['auc']:5.2f}  0:00 left" in capsys.readouterr().out
     for name in ("f1_macro", "accuracy"):
         assert last[name] == plain.scores["test"][name]
 
@@ -192,7 +192,7 @@ def test_runs_side_by_side_with_the_round_of_the_best_sum(classed, experiment, t
     assert not [name for name in load_run(tmp_path / "b").values if "sum" in name]
     got = compare([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert "acc best sum" in got.text.splitlines()[0]
-    assert "macro F1, best sum: that with the best validation sum of five scores; mean5" in " ".join(got.text.split())
+    assert "macro F1, best sum: that with the best validation sum of five scores." in " ".join(got.text.split())
     with (tmp_path / "out" / "comparison.csv").open(newline="") as stream:
         first, second = csv.DictReader(stream)
     assert float(first["f1_best_sum_percent"]) == pytest.approx(100 * values["f1_best_sum"], abs=0.01)

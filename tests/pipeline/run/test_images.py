@@ -52,7 +52,7 @@ def in_float(data: ClientData) -> ClientData:
 
 def test_a_byte_a_value_on_disk_and_in_memory(images):
     runner = ClientRunner(make_run_spec(images(), quiet))
-    stored = runner.prepared.client_columns(0, ["x"])["x"]
+    stored = runner.prepared.client_columns(0, ["row", "x"])["x"]
     assert stored.type.value_type == pa.uint8()
     _, rows = runner._client(0)
     assert (rows.x.dtype, rows.x.shape[1:]) == (torch.uint8, (3, 28, 28))
