@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.regular_files import outside
 
 
 def named_file(folder: Path, name: str, record: object) -> Path:
@@ -15,11 +16,11 @@ def named_file(folder: Path, name: str, record: object) -> Path:
     """
     path = folder / name
     try:
-        inside = path.resolve().is_relative_to(folder.resolve())
+        leaves = outside(path, folder)
         other = path.exists() and not (path.is_file() or path.is_dir())
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a circle of links
         raise InputError(f"{record} names {name!r}, which can be no file ({error}): take the name out of it") from error
-    if not inside:
+    if leaves:
         raise InputError(f"{record} names {name!r}, which lies outside of {folder}: take the name out of it")
     if other:
         raise InputError(f"{record} names {name!r}, which is no regular file: delete it")

@@ -25,6 +25,13 @@ def regular(path: Path) -> Path:
     return path
 
 
+def outside(path: Path, folder: Path) -> bool:
+    """Return whether a path leads out of a folder, also by a link. OSError, ValueError or RuntimeError where it can be
+    no path: too long, a NUL, a circle of links.
+    """
+    return not path.resolve().is_relative_to(folder.resolve())
+
+
 def read_text_bytes(path: Path) -> bytes:
     """Return the bytes of a text. InputError where that is no regular file, or one of more than ``MAX_BYTES``."""
     with regular(path).open("rb") as stream:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from anchorfl.tasks.arrays.arrow import Bools, Column, Table, chunked_lists, list_parts
 from anchorfl.tasks.contract import Encode, InputKind, InputSpec
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.regular_files import outside
 from anchorfl.tasks.images.pixels import encode_images, image_spec, path_column
 from anchorfl.tasks.images.pixels import faults as image_faults
 from anchorfl.tasks.options import TaskOptions
@@ -79,6 +80,14 @@ def payload(table: Table, schema: Schema, faults: Faults) -> Column:
         faults.add(empty_N, lambda i: f"column {name!r} is empty; fill in the {what} or remove the row")
         return column if schema.form == "text" else _paths(column, name, empty_N, faults)
     return _vectors(column, name, schema.features, faults)
+
+
+def leaves(path: Path, folder: Path) -> bool:
+    """Return whether an image that a row names lies outside of the folder of the table, also by a link."""
+    try:
+        return outside(path, folder)
+    except (OSError, ValueError, RuntimeError):
+        return False  # it can be no file, which opening it says
 
 
 def fit(train: Table, options: TaskOptions, schema: Schema) -> InputSpec:
@@ -201,9 +210,13 @@ def _numeric(column: Column) -> Column:
 
 def _paths(column: Column, name: str, empty_N: Bools, faults: Faults) -> Column:
     folder = faults.path.parent
-    paths: list[Path | str] = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
-    file_faults = iter(image_faults([paths[i] for i in np.flatnonzero(~empty_N).tolist()], faults.whole))
-    fault = ["" if empty else next(file_faults) for empty in empty_N.tolist()]
+    paths = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
+    away_N = np.array([leaves(path, folder) for path in paths], dtype=np.bool_)
+    where = f"lies outside of {folder.absolute()}, the folder of the table; put it there, or leave the row out"
+    faults.add(away_N, lambda i: f"column {name!r}: {paths[i]} {where}")
+    looked_N = ~empty_N & ~away_N  # no other file is opened
+    file_faults = iter(image_faults([paths[i] for i in np.flatnonzero(looked_N).tolist()], faults.whole))
+    fault = [next(file_faults) if looked else "" for looked in looked_N.tolist()]
     faults.add(np.array([bool(f) for f in fault], dtype=np.bool_), lambda i: f"image {paths[i]}: {fault[i]}")
     return path_column(paths)
 

@@ -82,10 +82,11 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
 
 
 def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
-    """Return the paths that the table's rows name, each once."""
+    """Return the paths that the table's rows name, each once, without those of bad rows that leave the folder."""
     file = open_file(folder / Path(options.file).name, BadRows(skip=True))
     text = pc.utf8_trim_whitespace(file.read(schema.inputs)[schema.inputs[0]])
-    return sorted(path for path in pc.unique(text.drop_null()).to_pylist() if path)
+    named = [path for path in pc.unique(text.drop_null()).to_pylist() if path]
+    return sorted(path for path in named if not samples.leaves(folder / path, folder))
 
 
 def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:

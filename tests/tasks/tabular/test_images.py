@@ -34,6 +34,32 @@ def test_images_are_found_beside_the_file(tmp_path):
     assert raw.num_rows == 10
 
 
+def test_images_outside_of_the_folder_are_not_read(tmp_path):
+    """A table from others puts none of the user's other images into the prepared data."""
+    inner = tmp_path / "mine" / "table"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        for i in range(12):
+            Image.fromarray(np.full((9, 9, 3), 20 * i, np.uint8)).save(folder / f"{i}.png")
+    (inner / "link.png").symlink_to("../0.png")
+    (inner / "linked").symlink_to("..")
+    (inner / "round.png").symlink_to("round.png")
+    (inner / "near.png").symlink_to("0.png")
+    good = [str(inner / "0.png"), "../table/1.png", "near.png", *(f"{i}.png" for i in range(3, 12))]
+    for bad in (str(inner.parent / "2.png"), "../2.png", "link.png", "linked/2.png"):
+        path = parquet(inner, {"file": [*good[:2], bad, *good[3:]], "kind": ["a", "b"] * 6})
+        with pytest.raises(InputError, match=rf"t\.parquet: row 3: column 'file': .*{bad} lies outside of .*; put it"):
+            table(path)
+        task, raw, options = table(path, on_bad_row="skip")
+        assert raw["row"].to_pylist() == [0, 1, *range(3, 12)]
+        assert [name for name, _ in raw_files(task, options, inner)] == ["t.parquet", *sorted([*good[:2], *good[3:]])]
+    for bad in ("round.png", "\0.png", "x" * 300 + ".png"):
+        with pytest.raises(InputError, match=r"row 3: image "):
+            table(parquet(inner, {"file": [*good[:2], bad, *good[3:]], "kind": ["a", "b"] * 6}))
+    _, raw, _ = table(parquet(inner, {"file": good, "kind": ["a", "b"] * 6}))
+    assert raw.num_rows == 12
+
+
 def test_images_are_part_of_the_digest(tmp_path):
     """Those that rows name, each once, and no others; spaces around a path are none of it."""
     for i in range(12):
