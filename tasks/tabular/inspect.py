@@ -187,6 +187,9 @@ def _columns(file: TableFile) -> list[str]:
     """Describe every column: its content, and whether it may be labels."""
     lines = ["", f"  {'column':<28} {'holds':<10} {'missing':>8}  may be"]
     for name in list(file.types)[:SHOWN]:
+        if file.form(name) == "other":  # which nothing reads
+            lines.append(f"  {name:<28} {'other':<10} {'':>8}  nothing ({file.types[name]})")
+            continue
         column = file.read([name])[name]
         lines.append(f"  {name:<28} {file.form(name):<10} {column.null_count:>8}  {_may_be(file, name, column)}")
     more = len(file.types) - SHOWN
@@ -195,8 +198,6 @@ def _columns(file: TableFile) -> list[str]:
 
 def _may_be(file: TableFile, name: str, column: Column) -> str:
     form = file.form(name)
-    if form == "other":
-        return f"nothing ({file.types[name]})"
     if IDS.fullmatch(name):
         return "a number of the row"
     if form == "names":

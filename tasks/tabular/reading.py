@@ -6,6 +6,7 @@ written as JSON, or texts as Python writes them (``['a', 'b']``). An empty cell 
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import zlib
@@ -36,6 +37,10 @@ PARQUET = (".parquet", ".pq")
 BATCH_ROWS = 1 << 16
 """Rows of a Parquet file that are unpacked at a time."""
 FEWER = "get it again, or give labels as one column of lists of classes, and numbers as int8 or float32"
+MAX_COLUMNS = 100_000
+"""Columns of a table: each takes kilobytes and its time, whatever it holds."""
+ROW_BYTES = 8
+"""A row's number takes so many bytes, whatever the row holds."""
 BLOCK_BYTES = 1 << 26
 """A CSV row may be this long."""
 PYTHON_TEXT = r"""'[^'\\]*'|"[^"\\]*\""""
@@ -57,6 +62,8 @@ class TableFile:
     """CSV: the table; Parquet: its file, of which only the columns that are asked for are read."""
     separators: Mapping[str, str] = field(default_factory=dict)
     """Columns of texts that are read as lists: name -> what stands between the entries of a cell."""
+    leaves: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Parquet: the numbers of the columns of its values that a column is made of."""
 
     def form(self, name: str) -> Form:
         """Return the content of a column."""
@@ -95,18 +102,37 @@ class TableFile:
         return pa.string() if name in self.separators else self.types[name]
 
     def _unpacked(self, names: Sequence[str], first: bool) -> Table:
-        """Return columns of a Parquet file, part by part: a file that unpacks to no end is refused early."""
-        parts, numbers, rest = list[Any](), 0, 0
-        for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
-            columns = {name: pa.chunked_array([batch[name]]) for name in names}
-            parts.append(pa.table({name: plain(columns[name], self._plain_type(name)) for name in names}))
-            plainly = sum(parts[-1][name].nbytes for name in names if self.form(name) == "numbers")
-            numbers, rest = numbers + plainly, rest + parts[-1].nbytes - plainly
-            check_growth(self.path, numbers, NUMBERS, FEWER)
-            check_growth(self.path, rest, hint=FEWER)
-            if first:
-                break
+        """Return columns of a Parquet file, part by part: a file that unpacks to no end is refused early.
+
+        Its footer says what numbers unpack to. Texts come as those that differ and indices, whose number it says, too.
+        """
+        self._check_claims(names)
+        parts, rows, numbers, rest = list[Any](), 0, 0, 0
+        for group in range(self.content.num_row_groups):  # the texts of two groups make no one dictionary of lists
+            for batch in self.content.iter_batches(BATCH_ROWS, row_groups=[group], columns=names):
+                check_growth(self.path, rest + sum(_text_bytes(batch[name]) for name in names), hint=FEWER)
+                columns = {name: pa.chunked_array([batch[name]]) for name in names}
+                parts.append(pa.table({name: plain(columns[name], self._plain_type(name)) for name in names}))
+                plainly = sum(parts[-1][name].nbytes for name in names if self.form(name) == "numbers")
+                rows, numbers, rest = rows + len(batch), numbers + plainly, rest + parts[-1].nbytes - plainly
+                check_growth(self.path, numbers, NUMBERS, FEWER)
+                check_growth(self.path, rest, hint=FEWER)
+                if first and rows >= BATCH_ROWS:
+                    return pa.concat_tables(parts).slice(0, BATCH_ROWS)
         return pa.concat_tables(parts) if parts else self.content.read(columns=names)
+
+    def _check_claims(self, names: Sequence[str]) -> None:
+        """Raise InputError where columns of a Parquet file, by its footer, unpack to too much."""
+        metadata, numbers, rest = self.content.metadata, 0, 0
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for name in names:
+                width = value_bytes(self.types[name])
+                for chunk in map(group.column, self.leaves[name]):
+                    claim = max(chunk.total_uncompressed_size, chunk.num_values * width)
+                    numbers += claim if self.form(name) == "numbers" else 0
+                    rest += claim if self.form(name) != "numbers" else 0
+        check_growth(self.path, numbers, NUMBERS, FEWER)
+        check_growth(self.path, rest, hint=FEWER)
 
 
 @dataclass(slots=True)
@@ -146,7 +172,12 @@ def open_file(path: Path, bad: BadRows) -> TableFile:
     name = path.name.lower()
     if not name.endswith(CSV + PARQUET):
         raise InputError(f"{path}: the name must end in .parquet, .csv or .csv.gz; rename or convert the file")
-    content, names, rows, row_N = _parquet(path) if name.endswith(PARQUET) else _csv(path, bad)
+    leaves: Mapping[str, Sequence[int]] = {}
+    if name.endswith(PARQUET):
+        content, names, rows, leaves = _parquet(path)
+        row_N = np.arange(rows)
+    else:
+        content, names, rows, row_N = _csv(path, bad)
     twice = [column for column, count in Counter(names).items() if count > 1]
     if twice:
         raise InputError(f"{path}: two columns are called {twice[0]!r}; rename one")
@@ -155,7 +186,8 @@ def open_file(path: Path, bad: BadRows) -> TableFile:
     if not rows:
         raise InputError(f"{path}: the table has no row")
     schema = content.schema if isinstance(content, pa.Table) else content.schema_arrow
-    return TableFile(path, {column: plain_type(schema.field(column).type) for column in names}, row_N, content)
+    types = {column: plain_type(schema.field(column).type) for column in names}
+    return TableFile(path, types, row_N, content, leaves=leaves)
 
 
 def form_of(kind: Any) -> Form:
@@ -185,6 +217,22 @@ def plain_type(kind: Any) -> Any:
     return pa.float32() if types.is_float16(kind) else kind
 
 
+def value_bytes(kind: Any) -> int:
+    """Return the bytes of a value of a plain type, without those of texts: at least 1."""
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    return int(max(1, kind.bit_width // 8)) if pa.types.is_primitive(kind) else 4  # an offset
+
+
+def _text_bytes(array: Any) -> int:
+    """Return the bytes of an array of texts, or of lists of them, that are indices of those that differ; else 0."""
+    while pa.types.is_nested(array.type) and hasattr(array, "flatten") and not pa.types.is_struct(array.type):
+        array = array.flatten()
+    if not pa.types.is_dictionary(array.type) or not pa.types.is_string(array.type.value_type):
+        return 0
+    return int(pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
+
+
 def plain(column: Column, kind: Any) -> Column:
     """Return a column brought to its plain type."""
     if isinstance(column.type, pa.BaseExtensionType):
@@ -202,21 +250,42 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names) if len(names) <= most else f"{', '.join(names[: most - 2])} ... {names[-1]}"
 
 
-def _parquet(path: Path) -> tuple[Any, list[str], int, Ints]:
+def _check_columns(path: Path, columns: int) -> None:
+    if columns > MAX_COLUMNS:
+        msg = f"{path} has {columns} columns, of which {MAX_COLUMNS} are read at most"
+        raise InputError(f"{msg}; give numbers as one column of lists, in Parquet")
+
+
+def _parquet(path: Path) -> tuple[Any, list[str], int, Mapping[str, Sequence[int]]]:
     try:
         file = pq.ParquetFile(path)
         names, rows = file.schema_arrow.names, file.metadata.num_rows
+        check_growth(path, ROW_BYTES * rows, hint=FEWER)
+        _check_columns(path, len(names))
+        leaves, texts = dict[str, list[int]](), list[str]()
+        for number in range(len(file.schema)):
+            leaf = file.schema.column(number)
+            parts = leaf.path.split(".")
+            for length in range(1, len(parts) + 1):  # a name may hold a dot
+                leaves.setdefault(".".join(parts[:length]), []).append(number)
+        for field_ in file.schema_arrow:
+            if form_of(plain_type(field_.type)) in ("text", "names"):
+                texts += [file.schema.column(number).path for number in leaves[field_.name]]
+        if texts:
+            file = pq.ParquetFile(path, read_dictionary=texts)
+    except InputError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(
             f"{path} is no Parquet file, or a damaged one: {arrow_message(error)}; write it again"
         ) from error
-    check_growth(path, rows)  # a row takes a byte at least
-    return file, names, rows, np.arange(rows)
+    return file, names, rows, leaves
 
 
 def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
     header = next((line for _, line in open_text(path)), "")
     delimiter = max(",;\t", key=header.count)
+    _check_columns(path, _header_cells(path, delimiter))
     broken: list[Any] = []
 
     def keep(row: Any) -> str:
@@ -245,6 +314,15 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
     if len(set(table.column_names)) == table.num_columns:
         table = pa.table({name: _cells(table[name], name, path) for name in table.column_names})
     return table, table.column_names, table.num_rows, row_N
+
+
+def _header_cells(path: Path, delimiter: str) -> int:
+    """Return the number of cells of the header, which may be of several lines. Reads no further."""
+    lines = (part for _, line in open_text(path) for part in line.split("\r"))
+    try:
+        return len(next((row for row in csv.reader(lines, delimiter=delimiter) if row), []))
+    except csv.Error as error:
+        raise InputError(f"{path}: the header cannot be taken apart: {error}; close its quotes") from error
 
 
 def _cells(column: Column, name: str, path: Path) -> Column:
