@@ -39,7 +39,7 @@ def test_below_the_quorum_the_run_ends_with_3_and_goes_on_from_its_checkpoint(
     error = capsys.readouterr().err
     assert error == (
         "anchorfl: 3 of 4 selected clients answered, quorum 1: client 2: OSError: no route to host;"
-        " the last completed round is kept, go on with 'anchorfl resume'\n"
+        " the last completed round is kept, go on with: anchorfl resume out\n"
     )
     broken.clear()
     assert main(["resume", "out"]) == 0
