@@ -170,8 +170,11 @@ def test_every_option_that_is_a_text_is_a_place_or_known_to_be_none(experiment):
     """Whoever adds an option that names a file or an address adds it to PLACES."""
     tree = to_tree(experiment())
     texts = {f"{s}.{k}" for s, part in tree.items() if isinstance(part, dict) for k, v in part.items() if v == ""}
-    columns = {f"task.{name}_columns" for name in ("label", "input")} | {"task.client_column", "task.split_column"}
-    words = {"task.variant", "tracking.experiment", "tracking.run_name", "tracking.register"}
+    columns = {f"task.{name}_columns" for name in ("label", "input", "ignore")} | {
+        "task.client_column",
+        "task.split_column",
+    }
+    words = {"task.variant", "task.label_separator", "tracking.experiment", "tracking.run_name", "tracking.register"}
     assert texts - columns - words == {option for option in PLACES if option != "tracking.uri"}
 
 
