@@ -52,6 +52,9 @@ class Columns:
     """The word in the table for each class: the name of its column, or a value."""
     separator: str = ""
     """What stands between the classes in a cell of one text column of labels; empty: a cell is one class."""
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Each text column among several inputs -> its words that have a feature, 1 where the word stands, else 0. A
+    column of numbers is one feature."""
 
 
 @dataclass(frozen=True, slots=True)

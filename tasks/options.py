@@ -71,8 +71,8 @@ class TaskOptions:
     ``none``: a cell is one class, whatever stands in it; empty: the same, but cells that look like lists are refused.
     """
     input_columns: str = ""
-    """Input columns of ``file``: numbers, or one of texts, of lists of numbers (lists of those: series) or of paths of
-    images; empty: all columns of numbers that are nothing else."""
+    """Input columns of ``file``: numbers and texts (categories); or one of texts, of lists of numbers (lists of those:
+    series) or of paths of images; empty: all columns of numbers, and of few words, that are nothing else."""
     client_column: str = ""
     """Column of ``file`` that says whose row it is: partition ``subjects``, one client for every value."""
     split_column: str = ""

@@ -165,10 +165,23 @@ def _example(saved: SavedModel) -> tuple[Any, Any]:
     from mlflow.types import ColSpec, Schema, TensorSpec
 
     outputs = Schema([ColSpec("double", name) for name in saved.class_names])
-    if saved.spec.kind == "tokens":
-        names = pd.Index([TEXT], dtype=object)  # MLflow 3.17 compares them with a range, which pandas 3 warns about
-        frame = pd.DataFrame([["an example text"]], columns=names)
-        return frame, ModelSignature(Schema([ColSpec("string", TEXT)]), outputs)
+    if cells := _cells(saved):
+        names = pd.Index(list(cells), dtype=object)  # MLflow 3.17 compares them with a range, pandas 3 warns about that
+        inputs = Schema(
+            [ColSpec("string" if isinstance(cell, str) else "double", name) for name, cell in cells.items()]
+        )
+        return pd.DataFrame([list(cells.values())], columns=names), ModelSignature(inputs, outputs)
     width = int(np.prod(saved.spec.shape))
     # A tensor, as an image may have a hundred thousand values, and a CSV may name its columns as it likes.
     return np.zeros((1, width)), ModelSignature(Schema([TensorSpec(np.dtype("float64"), (-1, width))]), outputs)
+
+
+def _cells(saved: SavedModel) -> dict[str, str | float]:
+    """Return the made-up cells of a sample that has named columns: texts and numbers."""
+    if saved.spec.kind == "tokens":
+        return {TEXT: "an example text"}
+    columns = saved.spec.columns
+    if columns is None or not columns.categories:
+        return {}
+    words = columns.categories
+    return {name: "an example" if name in words else 0.0 for name in columns.inputs}

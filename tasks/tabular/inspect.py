@@ -209,7 +209,7 @@ def _may_be(file: TableFile, name: str, column: Column) -> str:
         if odd := odd_cell(file, name):
             return odd
         few = len(pc.unique(column)) <= max(2, len(column) // 10)
-        return "labels, a client or a split" if few else "an input (text or paths)"
+        return "labels, an input (categories), a client or a split" if few else "an input (text or paths)"
     return "an input"
 
 
@@ -222,8 +222,11 @@ def _roles(file: TableFile, schema: Schema) -> list[str]:
         "value": "one column of classes, single-label",
         "lists": f"one column of lists of classes{taken_apart}, multi-label",
     }[schema.style]
+    numbers_of = len(schema.inputs) - len(schema.categories)
+    shown = [f"{name} ({len(words)} words)" for name, words in schema.categories.items()]
+    categories = f"; categories, one-hot: {listed(shown)}" if shown else ""
     form = {
-        "numbers": f"numbers, standardized, {len(schema.inputs)} column{'s' * (len(schema.inputs) > 1)}",
+        "numbers": f"numbers, standardized, {numbers_of} column{'s' * (numbers_of != 1)}{categories}",
         "vector": "one column of lists of numbers, standardized",
         "series": "one column of series, standardized",
         "text": "one column of texts",

@@ -44,8 +44,6 @@ class Question:
     """Columns that it is about."""
     text: str
     """The question, and the option for a yes."""
-    inputs: bool = True
-    """True where the columns may be meant as inputs."""
 
 
 def check(file: TableFile, schema: Schema, options: TaskOptions) -> None:
@@ -62,7 +60,7 @@ def questions(file: TableFile, schema: Schema, options: TaskOptions) -> list[str
     if not schema.guessed:
         used |= {*schema.inputs}
     asked = dict[str, Question]()
-    guesses = (_split_numbers, _clients, _left_labels, _counters, _codes) if schema.guessed else ()
+    guesses = (_split_numbers, _clients, _left_labels, _counters, _codes, _labels_again) if schema.guessed else ()
     for ask in (_splits, *guesses):
         for question in ask(file, schema, [name for name in file.types if name not in used and name not in asked]):
             asked |= dict.fromkeys(question.columns, question)
@@ -75,7 +73,8 @@ def _with_answers(
     """Return a question with the options for a no: to leave its columns out, or to name the inputs."""
     own, them = question.columns, "them" if len(question.columns) > 1 else "it"
     text = f"{question.text}; else leave {them} out with {_ignoring(own, options)}"
-    if not question.inputs:
+    texts = any(file.form(name) == "text" for name in own)
+    if texts and schema.form != "numbers":  # beside numbers alone are texts categories
         return text
     inputs = [name for name in file.types if name in own or (name in schema.inputs and name not in asked)]
     if len(inputs) <= LONG:
@@ -94,7 +93,7 @@ def _splits(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[Q
         column = pc.utf8_lower(pc.utf8_trim_whitespace(file.head([name])[name].drop_null()))
         if len(column) and set(pc.unique(column).to_pylist()) <= set(SPLIT_WORDS):
             option = f"name it with --task.split_column {shlex.quote(name)}"
-            yield Question((name,), f"column {name!r} holds {_first(file, name)}: if it is the split, {option}", False)
+            yield Question((name,), f"column {name!r} holds {_first(file, name)}: if it is the split, {option}")
 
 
 def _split_numbers(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[Question]:
@@ -121,7 +120,7 @@ def _clients(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[
             )
             option = f"name it with --task.client_column {shlex.quote(name)}"
             question = f"{text} row it is, {option if not schema.client else 'it is no input'}"
-            yield Question((name,), question, file.form(name) == "numbers")
+            yield Question((name,), question)
 
 
 def _left_labels(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[Question]:
@@ -179,6 +178,17 @@ def _codes(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[Qu
         if clients == values > 2 and len(table.group_by(["client", "value"]).aggregate([])) == clients:
             text = f"column {name!r} holds {_first(file, name)}, and another value for every {schema.client!r}"
             yield Question((name,), f"{text}, so that it names the client")
+
+
+def _labels_again(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[Question]:
+    """Yield the categories that are the classes under other names: one for every class, and none twice."""
+    for name in names if schema.style == "value" else ():
+        if name in schema.categories:
+            table = file.head([name, schema.labels[0]]).rename_columns(["value", "label"]).drop_null()
+            values, classes = (len(pc.unique(table[side])) for side in ("value", "label"))
+            if values == classes == len(table.group_by(["value", "label"]).aggregate([])) > 1:
+                text = f"column {name!r} holds {_first(file, name)}, and another value for every class"
+                yield Question((name,), f"{text}, so that it gives {schema.labels[0]!r} away")
 
 
 def _first(file: TableFile, name: str) -> str:

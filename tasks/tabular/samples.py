@@ -2,12 +2,17 @@
 
 Columns of numbers and lists of numbers become vectors that are standardized with the mean and the deviation of the
 clients' training rows; a missing value becomes the mean. A vector is encoded as sparse: all its features with their
-numbers from 1. Shape suffixes: N rows, S steps, F features.
+numbers from 1.
+
+Chosen by us: a text column among several inputs becomes one feature of 0 and 1, which is not standardized, for each of
+the ``CATEGORIES`` most frequent words of the training rows; any other word, or none, is 0 in all of them. Until it is
+encoded, a word is its place in a list of words: all those of the file in training, those of the model in prediction.
+Shape suffixes: N rows, S steps, F features, D columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,21 +24,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Bools, Column, Table, chunked_lists, list_parts
-from anchorfl.tasks.contract import Encode, InputKind, InputSpec
+from anchorfl.tasks.contract import Columns, Encode, InputKind, InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.regular_files import outside
 from anchorfl.tasks.images.pixels import encode_images, image_spec, path_column
 from anchorfl.tasks.images.pixels import faults as image_faults
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.signals.series import REAL
-from anchorfl.tasks.tabular.reading import Faults
-from anchorfl.tasks.tabular.schema import Inputs, Schema
+from anchorfl.tasks.tabular.reading import Faults, listed
+from anchorfl.tasks.tabular.schema import Inputs, Schema, category_words
 from anchorfl.tasks.text.words import encode_text, token_spec
 
 IMAGE_SIZE = 64
 """Height and width of images, where ``image_size`` does not say."""
 ROWS = 1 << 14
 """Rows that are worked on at a time."""
+CATEGORIES = 64
+"""Words of a column that have a feature, at most."""
 CHUNK_VALUES = 1 << 28
 """Values of a chunk of a column."""
 MAX_VALUE = float(np.finfo(np.float32).max)
@@ -67,11 +74,12 @@ def encoder(kind: InputKind) -> tuple[str, Encode]:
 
 def payload(table: Table, schema: Schema, faults: Faults) -> Column:
     """Return the payload column: texts, absolute paths, or lists of numbers of one length with NaN for what is missing.
+    Of a word of ``schema.categories``, the number is its place there.
 
     A row with a fault has a payload that means nothing.
     """
     if schema.form == "numbers":
-        return _numbers(table, schema.inputs, faults)
+        return _numbers(table, schema, faults)
     name, column = schema.inputs[0], table[schema.inputs[0]]
     if schema.form in ("text", "image"):
         column = pc.fill_null(column, "")
@@ -99,9 +107,50 @@ def fit(train: Table, options: TaskOptions, schema: Schema) -> InputSpec:
     width = train["values"].type.list_size
     shape = (width // schema.features, schema.features) if schema.form == "series" else (width,)
     mean_F, std_F = moments(train["values"], shape[-1])
+    columns = schema.columns
+    if schema.categories:
+        columns = replace(columns, categories=_frequent(train["values"], schema))
+        mean_F, std_F = (_per_feature(of_D, no, columns) for of_D, no in ((mean_F, 0.0), (std_F, 1.0)))
+        shape = (len(mean_F),)
+        if not shape[0]:
+            raise InputError(f"nothing stands in the input columns of any training row: {listed(columns.inputs)}")
     return InputSpec(
-        kind_of(schema.form), shape, mean=tuple(mean_F.tolist()), std=tuple(std_F.tolist()), columns=schema.columns
+        kind_of(schema.form), shape, mean=tuple(mean_F.tolist()), std=tuple(std_F.tolist()), columns=columns
     )
+
+
+def _frequent(values: Column, schema: Schema) -> dict[str, tuple[str, ...]]:
+    """Return the most frequent words of every text column, sorted; of equally frequent ones, the first."""
+    x_ND, found = list_parts(values)[0].reshape(-1, len(schema.inputs)), dict[str, tuple[str, ...]]()
+    for column, name in enumerate(schema.inputs):
+        if name in schema.categories:
+            place, count = np.unique(x_ND[~np.isnan(x_ND[:, column]), column], return_counts=True)
+            kept = np.sort(place[np.argsort(-count, kind="stable")[:CATEGORIES]])
+            found[name] = tuple(schema.categories[name][i] for i in kept.astype(np.int64).tolist())
+    return found
+
+
+def _per_feature(of_D: Floats, no: float, columns: Columns) -> Floats:
+    """Return the figures of the columns for every feature; ``no`` for those of categories."""
+    parts = [
+        [no] * len(columns.categories[name]) if name in columns.categories else [of_D[column]]
+        for column, name in enumerate(columns.inputs)
+    ]
+    return np.array([figure for part in parts for figure in part], dtype=np.float64)
+
+
+def width(spec: InputSpec) -> int:
+    """Return the number of values of a sample before it is encoded: a text column is one."""
+    if spec.columns is not None and spec.columns.categories:
+        return len(spec.columns.inputs)
+    return int(np.prod(spec.shape))
+
+
+def places(column: Column, words: Sequence[str]) -> Floats:
+    """Return the place of every word in ``words``, NaN where there is none or another: float64 [N]."""
+    index = pc.index_in(category_words(column), value_set=pa.array(words, pa.string()))
+    place_N: Floats = index.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return place_N
 
 
 def moments(column: Column, features: int) -> tuple[Floats, Floats]:
@@ -120,14 +169,37 @@ def moments(column: Column, features: int) -> tuple[Floats, Floats]:
     return mean_F, np.where(std_F > 1e-9 * np.abs(mean_F), std_F, 1.0)
 
 
-def encode_vectors(table: Table, spec: InputSpec) -> Table:
-    """Return the table with ``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardized."""
+def encode_vectors(table: Table, spec: InputSpec, *, words: Mapping[str, Sequence[str]] | None = None) -> Table:
+    """Return the table with ``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardized.
+
+    words: the list of words of every text column that places are those of; None: the model's own.
+    """
     features = spec.shape[0]
+    if spec.columns is not None and spec.columns.categories:
+        table = _one_hot(table, spec.columns, spec.columns.categories if words is None else words)
     x_NF = _standardize(table, spec)
     x_NF2 = np.empty((len(x_NF), features, 2), dtype=np.float32)
     x_NF2[:, :, 0] = np.arange(1, features + 1)
     x_NF2[:, :, 1] = x_NF
     return table.drop_columns(["values"]).append_column("x", _lists(x_NF2.reshape(-1, 2 * features)))
+
+
+def _one_hot(table: Table, columns: Columns, words: Mapping[str, Sequence[str]]) -> Table:
+    """Return the table with a value for every feature in ``values``: 0 or 1 in place of the places of words."""
+    values, length_N = list_parts(table["values"])
+    wrong_N = length_N != len(columns.inputs)
+    if wrong_N.any():
+        raise InputError(f"a sample has {length_N[wrong_N][0]} values; this task takes {len(columns.inputs)}")
+    x_ND = values.astype(np.float64).reshape(-1, len(columns.inputs))
+    parts = list[Floats]()
+    for column, name in enumerate(columns.inputs):
+        x_N1 = x_ND[:, column : column + 1]
+        if name in columns.categories:
+            place = {word: i for i, word in enumerate(words[name])}
+            x_N1 = (x_N1 == np.array([place[word] for word in columns.categories[name]])).astype(np.float64)
+        parts.append(x_N1)
+    at = table.column_names.index("values")
+    return table.set_column(at, "values", _lists(np.concatenate(parts, axis=1)))
 
 
 def encode_series(table: Table, spec: InputSpec) -> Table:
@@ -160,10 +232,14 @@ def _standardize(table: Table, spec: InputSpec) -> Floats:
     return scaled
 
 
-def _numbers(table: Table, inputs: Sequence[str], faults: Faults) -> Column:
+def _numbers(table: Table, schema: Schema, faults: Faults) -> Column:
+    inputs = schema.inputs
     small = all(table[name].type in (pa.float32(), pa.int8(), pa.int16(), pa.bool_()) for name in inputs)
     x_NF = np.empty((table.num_rows, len(inputs)), dtype=np.float32 if small else np.float64)
     for feature, name in enumerate(inputs):
+        if name in schema.categories:
+            x_NF[:, feature] = places(table[name], schema.categories[name])
+            continue
         x_NF[:, feature] = _numeric(table[name]).to_numpy()
         what = f"column {name!r} is not finite, or beyond {MAX_VALUE:.1e}; leave the cell empty or correct it"
         faults.add(np.abs(x_NF[:, feature]) > MAX_VALUE, partial(_same, what))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anchorfl.tasks.arrays.arrow import Column
 from anchorfl.tasks.contract import Columns, LabelKind
 from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.raw_files import open_text
@@ -23,7 +24,10 @@ from anchorfl.tasks.tabular.reading import Faults, TableFile, listed
 from anchorfl.tasks.tabular.targets import Style, words
 
 Inputs = Literal["numbers", "vector", "series", "text", "image"]
-"""Columns of numbers; or one column of lists of numbers, of lists of those, of texts, or of paths of images."""
+"""Columns of numbers and categories; or one column of lists of numbers, of lists of those, of texts, or of paths of
+images."""
+FEW_WORDS = 20
+"""A text column with so many different words, at most, is taken for categories if nobody names the inputs."""
 IDS = re.compile(r"id|index|row|unnamed: 0|__index_level_\d+__|.*[_ ]id|", re.IGNORECASE)
 """Names of columns that number the rows: no feature, unless asked for."""
 
@@ -67,6 +71,8 @@ class Schema:
     """What stands between the classes in a cell of the label column; empty: nothing, or the cells are lists."""
     ignored: tuple[str, ...] = ()
     """Columns that the user left out."""
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Text columns among several inputs -> the words of the whole file, sorted."""
 
     @property
     def kind(self) -> LabelKind:
@@ -115,11 +121,15 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
         if options.input_columns
         else guess_inputs(file, rest)
     )
-    form = form_of_inputs(file, inputs)
-    steps = features(file, inputs[0]) if form == "series" else 0
-    guessed = not options.input_columns
-    client, split = options.client_column, options.split_column
-    return Schema(labels, style, values, class_names, inputs, form, guessed, client, split, steps, separator, ignored)
+    categories = {name: categories_of(file, name) for name in inputs if len(inputs) > 1 and file.form(name) == "text"}
+    form = form_of_inputs(file, inputs, categories)
+    return Schema(
+        labels=labels, style=style, values=values, class_names=class_names, inputs=inputs, form=form,
+        guessed=not options.input_columns,
+        client=options.client_column, split=options.split_column,
+        features=features(file, inputs[0]) if form == "series" else 0,
+        separator=separator, ignored=ignored, categories=categories,
+    )  # fmt: skip
 
 
 def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_names: tuple[str, ...]) -> Schema:
@@ -132,10 +142,16 @@ def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_na
     labels = tuple(name for name in columns.labels if name in file.types)
     separator = columns.separator if labels and file.form(labels[0]) == "text" else ""
     style: Style = "value" if kind == "single" else "columns" if columns.labels == columns.values else "lists"
-    form = form_of_inputs(file, columns.inputs)
-    steps = features(file, columns.inputs[0]) if form == "series" else 0
-    values, inputs = columns.values, columns.inputs
-    return Schema(labels, style, values, class_names, inputs, form, features=steps, separator=separator)
+    for name in columns.inputs:
+        if name in columns.categories and file.form(name) != "text" and not all_missing(file, name):
+            msg = f"{file.path}: column {name!r} holds {file.types[name]}, and the model was trained on texts there"
+            raise InputError(f"{msg}; give texts (in a Parquet file, where they look like numbers)")
+    form = form_of_inputs(file, columns.inputs, columns.categories)
+    return Schema(
+        labels=labels, style=style, values=columns.values, class_names=class_names, inputs=columns.inputs, form=form,
+        features=features(file, columns.inputs[0]) if form == "series" else 0,
+        separator=separator, categories=columns.categories,
+    )  # fmt: skip
 
 
 def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
@@ -165,8 +181,9 @@ def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable
 def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
     """Return the columns that are likely inputs.
 
-    These are all columns of numbers that are not taken and do not number the rows; where there is none, the one other
-    column that can be an input. Raises InputError where there is not just one.
+    These are all columns of numbers that are not taken and do not number the rows, and the text columns of few words
+    beside them. Where there are only text columns of few words, these; where there is one other column that can be an
+    input, that. Raises InputError where there are others, and no numbers.
     """
     rest = [name for name in file.types if name not in set(taken)]
     numbers = tuple(name for name in rest if file.form(name) == "numbers" and not IDS.fullmatch(name))
@@ -174,10 +191,43 @@ def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
     if numbers or len(other) > 1:
         for name in other:  # a column that would be left out
             check_cells(file, name, ", or name the inputs with --task.input_columns")
-    if numbers or len(other) == 1:
-        return numbers or tuple(other)
+        found = {*numbers, *(name for name in other if file.form(name) == "text" and _has_few_words(file, name))}
+        if numbers or len(found) == len(other):
+            return tuple(name for name in rest if name in found)
+    if len(other) == 1:
+        return tuple(other)
     msg = f"{file.path}: no column of numbers is left to be the input; name the inputs with --task.input_columns"
     raise InputError(f"{msg}; there are {listed(rest, 40) or 'only labels'}")
+
+
+def category_words(column: Column) -> Column:
+    """Return the words of a column, without spaces around them: null where nothing stands, or where it is no text."""
+    if not pa.types.is_string(column.type):
+        return pa.nulls(len(column), pa.string())
+    column = pc.utf8_trim_whitespace(column)
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def categories_of(file: TableFile, name: str) -> tuple[str, ...]:
+    """Return the words of a text column, sorted. Raises InputError where it hardly holds categories."""
+    check_cells(file, name)
+    column = category_words(file.read([name])[name]).drop_null()
+    found: list[str] = pc.unique(column).to_pylist()
+    if len(found) == len(column) or all_images(file, name):
+        what = "no two texts that are the same" if len(found) == len(column) else "paths of images"
+        raise InputError(f"{file.path}: column {name!r} holds {what}; among several inputs, texts are categories")
+    return tuple(sorted(found))
+
+
+def all_missing(file: TableFile, name: str) -> bool:
+    """Return whether nothing stands in any row of a column, of which a file does not tell the type."""
+    column = file.read([name])[name]
+    return pa.types.is_floating(column.type) and bool(pc.all(pc.is_null(column, nan_is_null=True)).as_py())
+
+
+def _has_few_words(file: TableFile, name: str) -> bool:
+    column = category_words(file.read([name])[name]).drop_null()
+    return 2 <= len(pc.unique(column)) <= min(FEW_WORDS, len(column) // 2) and not all_images(file, name)
 
 
 def unused(file: TableFile, schema: Schema) -> list[str]:
@@ -186,21 +236,22 @@ def unused(file: TableFile, schema: Schema) -> list[str]:
     found = []
     for name in file.types if schema.guessed else ():
         if name not in used:
-            reasons = {"text": "texts: write numbers in their place", "numbers": "a number of the row"}
+            reasons = {"text": "texts: not guessed to be categories", "numbers": "a number of the row"}
             found.append(f"{name} ({reasons.get(file.form(name), f'holds {file.types[name]}')})")
     return found
 
 
-def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
+def form_of_inputs(file: TableFile, inputs: Sequence[str], categories: Iterable[str]) -> Inputs:
     """Return the content of the inputs. Raises InputError where they do not go together."""
-    forms = {name: file.form(name) for name in inputs}
+    forms = {name: "numbers" if name in set(categories) else file.form(name) for name in inputs}
     if set(forms.values()) == {"numbers"}:
         return "numbers"
     if len(inputs) > 1:
         odd = next(name for name in inputs if forms[name] != "numbers")
         check_cells(file, odd)
         raise InputError(
-            f"{file.path}: column {odd!r} holds {file.types[odd]}, no number; several inputs are numbers, or give one"
+            f"{file.path}: column {odd!r} holds {file.types[odd]}, no number; several inputs are numbers or"
+            " categories, or give one"
         )
     form = forms[inputs[0]]
     if form == "vector" or form == "series":

@@ -65,6 +65,9 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
     if options.class_names:  # what is in it matters to the prepared data as well
         files += (os.path.relpath(option_path(options.class_names, options), path.parent),)
     form = schema.form
+    encode = samples.encoder(samples.kind_of(form))[1]
+    if schema.categories:
+        encode = partial(samples.encode_vectors, words=schema.categories)
     return Task(
         name=stem if stem.startswith("table-") else f"table-{stem}",
         title=f"{path.name}, a table of your own",
@@ -75,7 +78,7 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
         folder="",
         read=partial(read, schema=schema),
         fit=partial(samples.fit, schema=schema),
-        encode=samples.encoder(samples.kind_of(form))[1],
+        encode=encode,
         subjects=schema.client,
         named_files=partial(images, schema=schema) if form == "image" else None,
     )
@@ -105,6 +108,8 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
     questions.check(file, schema, options)
     if schema.guessed:
         log(f"{path.name}: inputs guessed (--task.input_columns names them), as {schema.form}: {listed(schema.inputs)}")
+    if schema.guessed and schema.categories:
+        log(f"{path.name}: of these, categories are {listed(list(schema.categories))}")
     if left := unused(file, schema):
         log(f"{path.name}: not used (--task.input_columns or --task.ignore_columns says so): {listed(left)}")
     task = task_of_schema(path, schema, options)
@@ -186,7 +191,7 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
 
 def _check_width(column: Column, schema: Schema, spec: InputSpec, path: Path) -> None:
     width = column.type.list_size
-    if width != np.prod(spec.shape) or (schema.features and schema.features != spec.shape[-1]):
+    if width != samples.width(spec) or (schema.features and schema.features != spec.shape[-1]):
         raise InputError(f"{path}: a sample has {width} values; the model takes {' x '.join(map(str, spec.shape))}")
 
 

@@ -93,6 +93,24 @@ def test_check_run_and_predict_a_csv(here, capsys):
     assert main(["resume", "out"]) == 0
 
 
+def test_run_and_predict_texts_among_numbers(here, capsys):
+    table = trees().select(["height", "kind", "part"])
+    rng = np.random.default_rng(1)
+    bark = [("smooth", "rough", None)[i] for i in rng.integers(0, 3, len(table))]
+    table = table.append_column("bark", [bark])
+    pyarrow.csv.write_csv(table, here / "trees.csv")
+    own = ["--task.file", "trees.csv", "--task.label_columns", "kind", "--task.split_column", "part"]
+    dealt = ["--task.clients", "2", "--task.partition", "iid"]
+    assert main(["run", *own, *dealt, "--method.name", "fedavg", *SMALL, "--output", "out"]) == 0
+    assert "categories are bark" in "".join(capsys.readouterr())
+    saved = json.loads((here / "out" / "model" / "model.json").read_text())["input"]
+    assert saved["columns"]["categories"] == {"bark": ["rough", "smooth"]}
+    test = table.filter(pc.equal(table["part"], "test"))
+    pyarrow.csv.write_csv(test.select(["bark", "kind", "height"]), here / "test.csv")
+    said, logged = scores(capsys, "out", "test.csv")
+    assert logged in said
+
+
 @pytest.mark.parametrize("inputs", ["spectrum", "steps", "note"])
 def test_run_and_predict_a_parquet(here, capsys, inputs):
     """Multi-label, with labels that are missing, under a shipped preset."""

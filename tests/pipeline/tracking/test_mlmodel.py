@@ -1,5 +1,6 @@
 """The trained model in MLflow: no pickle in it, the same numbers as ``anchorfl predict``, and there only once."""
 
+import dataclasses
 import json
 import pickletools
 import zipfile
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -18,6 +21,7 @@ from anchorfl.pipeline.tracking import mlflow_model
 from anchorfl.pipeline.tracking.mlflow_model import LOADER, pack, requirements
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
 from tests.runs import quiet
 
 # MLflow 3.17.2 when mlflow.pyfunc is first imported
@@ -120,6 +124,36 @@ def test_a_model_of_numbers_answers_as_predict_does(experiment, finished_run, tm
         direct.predict([[0.0] * 16, [float("nan")] * 16])
     with pytest.raises(InputError, match="no number"):
         direct.predict([["x"] * 16])
+
+
+def test_a_model_of_a_table_with_texts_takes_its_columns(experiment, tmp_path, mlflow):
+    words = ["red", "green", None, "green"] * 20
+    columns = {"size": [float(i % 7) for i in range(80)], "colour": words, "kind": ["a", "b", "b", "b", "a"] * 16}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    made = experiment(federation={"rounds": 1})
+    own = TaskOptions(
+        name="table-t", file=str(tmp_path / "t.parquet"), label_columns="kind", partition="iid", clients=4
+    )
+    run(dataclasses.replace(made, task=own), tmp_path / "run", quiet)
+    pack(tmp_path / "run" / "model", tmp_path / "packed")
+    assert_no_pickle(tmp_path / "packed")
+    new = pd.DataFrame({"colour": ["green", "violet", None, " red"], "more": 1, "size": [1.0, 2.0, 3.0, 4.0]})
+    pq.write_table(pa.table(new), tmp_path / "new.parquet")
+    expected = predict(tmp_path / "run" / "model", tmp_path / "new.parquet").scores_NC.double().numpy()
+    loaded = mlflow.pyfunc.load_model(str(tmp_path / "packed"))
+    assert np.array_equal(loaded.predict(new).to_numpy(), expected)
+    assert not np.array_equal(expected, np.roll(expected, 1, axis=0))
+    assert loaded.predict(loaded.input_example).shape == (1, 2)
+    direct = _load_pyfunc(str(tmp_path / "packed" / "data" / "model"))
+    for changed, word in (
+        (new.drop(columns="colour"), "lacks column 'colour'"),
+        (new.assign(colour=7), "column 'colour' holds what is no text"),
+        (new.assign(size="x"), "column 'size' holds what is no number"),
+        (new.assign(size=float("nan")), "sample 1 holds"),
+        ([[1.0, 2.0]], "lacks column 'size'"),
+    ):
+        with pytest.raises(InputError, match=word):
+            direct.predict(changed)
 
 
 def test_texts_that_are_none_are_named(experiment, finished_run):

@@ -38,7 +38,7 @@ TEXT = "x,kind\n" + "1,a\n2,b\n" * 10
         ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"label_columns": ""}, "say which columns hold the labels"),
         ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"client_column": "site"}, "client_column = 'site' is no column of"),
         ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"input_columns": "x,kind"}, "input_columns names column 'kind'"),
-        ({"x": [1.0] * 2, "t": ["u", "v"], "kind": ["a", "b"]}, {"input_columns": "x,t"}, "'t' holds string, no"),
+        ({"x": [1.0] * 2, "t": ["u", "v"], "kind": ["a", "b"]}, {"input_columns": "x,t"}, "'t' holds no two texts"),
         ({"kind": ["a", "b"]}, {}, "no column of numbers is left to be the input"),
         ({"d": pa.array([1, 2], pa.date32()), "kind": ["a", "b"]}, {"input_columns": "d"}, "column 'd' holds date32"),
         (LISTS | {"v": [[1.0, 2.0]] * 10 + [[1.0], None]}, {}, "row 11: column 'v' holds 1 entries, the first row 2"),

@@ -26,6 +26,7 @@ def test_look_names_what_will_hurt(tmp_path):
     columns["site"] = ["h0" if i % 2 else "h1" if i < 40 else "h2" for i in range(60)]
     columns["height"] = [float(i % 40) for i in range(60)]
     columns["girth"] = [1] * 60
+    del columns["kind"]
     path = parquet(tmp_path, columns)
     found = inspect_table(TaskOptions(file=path, label_columns="label_*", client_column="site", split_column="part"))
     text = found.text()
@@ -33,7 +34,7 @@ def test_look_names_what_will_hurt(tmp_path):
         "labels   3 columns of 0 and 1, multi-label: label_a, label_b, label_c",
         "inputs   numbers, standardized, 4 columns (guessed; --task.input_columns names others): height, girth,"
         " flat, none",
-        "not used id (a number of the row), kind (texts: write numbers in their place), spectrum (holds list<",
+        "not used id (a number of the row), spectrum (holds list<",
         "rows     train 40, test 20",
         "  c                                         0         20         40",
         "no positive training row (--task.min_positives leaves rare classes out): class 'b', 'c'",
@@ -73,7 +74,10 @@ def test_look_lists_bad_rows_and_unlabeled_clients(tmp_path):
 
 def test_look_without_labels_shows_the_columns(tmp_path):
     found = inspect_table(TaskOptions(file=parquet(tmp_path, trees())))
-    assert "  kind                         text              7  labels, a client or a split" in found.lines
+    assert (
+        "  kind                         text              7  labels, an input (categories), a client or a split"
+        in found.lines
+    )
     assert any("spectrum" in line and "vector" in line for line in found.lines)
 
 

@@ -164,7 +164,7 @@ def test_clients_and_splits_come_from_columns(tmp_path):
         "t.parquet: inputs guessed (--task.input_columns names them), as numbers: height, girth",
         "t.parquet: not used (--task.input_columns or --task.ignore_columns says so): id (a number of the row), "
         "spectrum (holds list<item: double>), steps (holds list<item: list<item: double>>), "
-        "note (texts: write numbers in their place)",
+        "note (texts: not guessed to be categories)",
         "t.parquet: 4 clients, one for every 'site' that has training rows",
     ]
     assert resolve_options(TaskOptions(), said.append) == TaskOptions()

@@ -1,0 +1,196 @@
+"""Text columns among several inputs: which become categories, what is fitted, and what new rows become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import converted
+from anchorfl.tasks.ingest import ingest
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import task_of
+from anchorfl.tasks.tabular import samples
+from anchorfl.tasks.tabular.inspect import inspect_table
+from anchorfl.tasks.tabular.samples import encode_vectors
+from anchorfl.tasks.tabular.table import read_samples, resolve_options
+from tests.tasks.own_tables import csv, parquet, table
+
+
+def flowers(rows=60):
+    """Columns with two texts between numbers; ``blue`` is in the test rows only."""
+    return {
+        "length": [float(i % 7) for i in range(rows)],
+        "colour": [("red", "green", None, " red ", "")[i % 5] if i < 40 else "blue" for i in range(rows)],
+        "width": [float(i % 4) for i in range(rows)],
+        "soil": pa.array([("sand", "clay")[i % 3 // 2] for i in range(rows)]).dictionary_encode(),
+        "kind": [("a", "b")[i // 2 % 2] for i in range(rows)],
+        "part": ["train" if i < 40 else "test" for i in range(rows)],
+    }
+
+
+def fitted(raw, task, options):
+    return task.fit(raw.filter(pc.equal(raw["split"], "train")), options)
+
+
+def values_of(encoded):
+    x = np.array(encoded["x"].to_pylist())
+    assert (x[:, ::2] == np.arange(1, x.shape[1] // 2 + 1)).all()
+    return x[:, 1::2]
+
+
+@pytest.mark.parametrize("inputs", ["", "length,colour,width,soil"])
+def test_categories_are_those_of_training_and_stay_0_and_1_in_the_order_of_the_columns(tmp_path, inputs):
+    task, raw, options = table(parquet(tmp_path, flowers()), split_column="part", input_columns=inputs)
+    spec = fitted(raw, task, options)
+    assert spec.columns.inputs == ("length", "colour", "width", "soil")
+    assert spec.columns.categories == {"colour": ("green", "red"), "soil": ("clay", "sand")}
+    assert spec.shape == (6,)
+    assert (spec.mean[1:3], spec.std[1:3]) == ((0, 0), (1, 1))
+    assert (spec.mean[4:], spec.std[4:]) == ((0, 0), (1, 1))
+    x = values_of(task.encode(raw, spec))
+    assert x[:5, 1:3].tolist() == [[0, 1], [1, 0], [0, 0], [0, 1], [0, 0]], "spaces around a word do not count"
+    assert not x[40:, 1:3].any(), "of the test rows alone"
+    assert x[:3, 4:].tolist() == [[0, 1], [0, 1], [1, 0]]
+    assert x[:40, [0, 3]].mean(0) == pytest.approx([0, 0], abs=1e-6)
+    assert x[:40, [0, 3]].std(0) == pytest.approx([1, 1], rel=1e-6)
+
+
+def test_the_numbers_beside_categories_are_what_they_are_without(tmp_path):
+    columns = flowers()
+    made = []
+    for inputs in ("length,width", "length,colour,width"):
+        task, raw, options = table(parquet(tmp_path, columns), split_column="part", input_columns=inputs)
+        spec = fitted(raw, task, options)
+        made.append(values_of(task.encode(raw, spec)))
+    assert np.array_equal(made[0], made[1][:, [0, 3]])
+
+
+def test_the_order_is_that_of_the_option(tmp_path):
+    task, raw, options = table(parquet(tmp_path, flowers()), split_column="part", input_columns="soil,w*,colour")
+    spec = fitted(raw, task, options)
+    assert (spec.columns.inputs, spec.shape) == (("soil", "width", "colour"), (5,))
+    assert values_of(task.encode(raw, spec))[0, [0, 1, 3, 4]].tolist() == [0, 1, 0, 1]
+
+
+def test_of_many_words_the_most_frequent_have_a_feature(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "CATEGORIES", 2)
+    columns = {"x": [1.0] * 60, "word": (["w3", "w1", "w2", "w1"] * 12 + ["w0"] * 12), "kind": ["a", "b"] * 30}
+    columns["part"] = ["train"] * 48 + ["test"] * 12
+    task, raw, options = table(parquet(tmp_path, columns), split_column="part")
+    spec = fitted(raw, task, options)
+    assert spec.columns.categories == {"word": ("w1", "w2")}, "of equally frequent words the first"
+    assert values_of(task.encode(raw, spec))[:4, 1:].tolist() == [[0, 0], [1, 0], [0, 1], [1, 0]]
+
+
+def test_new_rows_are_encoded_as_those_of_the_run(tmp_path):
+    path = parquet(tmp_path, flowers())
+    task, raw, options = table(path, split_column="part")
+    spec = converted({"kind": "sparse", **_json(fitted(raw, task, options))}, InputSpec)
+    found = read_samples(Path(path), spec, "single", task.class_names)
+    assert encode_vectors(found.table, spec)["x"].equals(task.encode(raw, spec)["x"])
+    cells = "soil,colour,width,length\nsand,violet,1,2\n,red,1,2\nclay,,1,2\n"
+    found = read_samples(Path(csv(tmp_path, cells)), spec, "single", task.class_names)
+    x = values_of(encode_vectors(found.table, spec))
+    assert x[:, [1, 2, 4, 5]].tolist() == [[0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0]]
+    assert np.isfinite(x).all()
+    found = read_samples(Path(csv(tmp_path, "soil,colour,width,length\n,,1,2\n")), spec, "single", task.class_names)
+    assert not values_of(encode_vectors(found.table, spec))[:, [1, 2, 4, 5]].any(), "a column without any word"
+    for nothing in (pa.nulls(1), [float("nan")]):
+        parquet(tmp_path, {"length": [1.0], "width": [1], "soil": ["sand"], "colour": nothing})
+        found = read_samples(Path(path), spec, "single", task.class_names)
+        assert values_of(encode_vectors(found.table, spec))[0, [1, 2, 4, 5]].tolist() == [0, 0, 0, 1]
+    for cells, column in (("s,7,1,2", "colour"), ("s,red,x,2", "width")):
+        with pytest.raises(InputError, match=rf"column '{column}' holds"):
+            read_samples(Path(csv(tmp_path, f"soil,colour,width,length\n{cells}\n")), spec, "single", task.class_names)
+
+
+def _json(spec):
+    columns = {"inputs": list(spec.columns.inputs), "labels": list(spec.columns.labels)}
+    columns |= {"values": list(spec.columns.values)}
+    columns |= {"categories": {name: list(words) for name, words in spec.columns.categories.items()}}
+    return {"shape": list(spec.shape), "mean": list(spec.mean), "std": list(spec.std), "columns": columns}
+
+
+def test_only_few_words_are_guessed_and_it_is_said(tmp_path):
+    columns = flowers() | {"note": [f"w{i // 2}" for i in range(60)], "one": ["same"] * 60}
+    path, said = parquet(tmp_path, columns), []
+    resolve_options(TaskOptions(file=path, label_columns="kind", split_column="part"), said.append)
+    assert any("colour, soil" in line and "categories" in line for line in said)
+    assert any("not used" in line and "note (" in line and "one (" in line for line in said)
+    text = inspect_table(TaskOptions(file=path, label_columns="kind", split_column="part")).text()
+    assert "2 columns; categories, one-hot: colour (3 words), soil (2 words)" in text
+    assert "not used note (" in text
+    named = inspect_table(
+        TaskOptions(file=path, label_columns="kind", split_column="part", input_columns="length,note")
+    )
+    assert "note (30 words)" in named.text()
+
+
+def test_categories_alone_are_enough(tmp_path):
+    columns = {name: column for name, column in flowers().items() if name not in ("length", "width")}
+    task, raw, options = table(parquet(tmp_path, columns), split_column="part")
+    assert fitted(raw, task, options).shape == (4,)
+    del columns["soil"]
+    assert table(parquet(tmp_path, columns | {"colour": ["x", "y"] * 30}), split_column="part")[0].payload == "text"
+
+
+@pytest.mark.parametrize(
+    ("word", "column"),
+    [
+        ("are the same", [f"w{i}" for i in range(60)]),
+        ("paths of images", [f"{i % 3}.png" for i in range(60)]),
+    ],
+)
+def test_texts_that_are_no_categories_are_refused(tmp_path, word, column):
+    path = parquet(tmp_path, flowers() | {"text": column})
+    with pytest.raises(InputError, match=rf"column 'text' holds .*{word}"):
+        table(path, split_column="part", input_columns="length,text")
+
+
+def test_nothing_in_training_is_refused(tmp_path):
+    columns = {"u": [None] * 40 + ["v", "w"] * 10, "v": [None] * 40 + ["v", "w"] * 10}
+    columns |= {"kind": ["a", "b"] * 30, "part": ["train"] * 40 + ["test"] * 20}
+    task, raw, options = table(parquet(tmp_path, columns), split_column="part", input_columns="u,v")
+    with pytest.raises(InputError, match="any training row: u, v"):
+        fitted(raw, task, options)
+
+
+def test_the_class_under_another_name_is_asked_about(tmp_path):
+    columns = flowers() | {"name": [("ash", "elm")[i // 2 % 2] for i in range(60)]}
+    path = parquet(tmp_path, columns)
+    with pytest.raises(InputError, match=r"'name' .*ignore_columns name.*input_columns length,colour,width,soil,name"):
+        table(path, split_column="part")
+    task, _, _ = table(path, split_column="part", input_columns="length,name")
+    assert task.payload == "values"
+
+
+def test_whose_row_it_is_can_be_an_input(tmp_path):
+    columns = flowers() | {"site": [f"h{i % 4}" for i in range(60)]}
+    path = parquet(tmp_path, columns)
+    with pytest.raises(InputError, match=r"client_column site.*input_columns length,colour,width,soil,site"):
+        table(path, split_column="part")
+
+
+@pytest.mark.ray
+def test_ray_gives_the_same_bytes(ray_running, tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest, "BLOCK_ROWS", 7)
+    path = parquet(tmp_path, flowers())
+    folders = []
+    for engine in ("local", "ray"):
+        options = TaskOptions(file=path, label_columns="kind", split_column="part", partition="iid", clients=2,
+                              classes_per_client=1, cache=str(tmp_path / engine))  # fmt: skip
+        folders.append(prepare(task_of(options), options, 0, engine=engine))
+    local, remote = folders
+    assert local.manifest == remote.manifest
+    assert local.manifest.spec.columns.categories == {"colour": ("green", "red"), "soil": ("clay", "sand")}
+    files = sorted(path.name for path in Path(local.folder).glob("*.parquet"))
+    for name in files:
+        assert pq.read_table(Path(local.folder) / name).equals(pq.read_table(Path(remote.folder) / name))
