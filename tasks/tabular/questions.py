@@ -1,8 +1,8 @@
 """Questions about columns that can be read in two ways, where the wrong one spoils the scores without a word.
 
 A question is one line: the column, a value, and the options that answer it. ``ignore_columns`` answers every question,
-``input_columns`` every one but that for the split: where it names the inputs, nothing else is guessed. The first 65,536
-rows are looked at.
+``input_columns`` every one but that for a split that it does not name: where it names the inputs, nothing else is
+guessed. The first 65,536 rows are looked at.
 """
 
 from __future__ import annotations
