@@ -1,4 +1,4 @@
-"""Pieces of runs that tests of several folders share: silent callbacks, an interruption, what the records hold."""
+"""Pieces of runs that tests of several folders share: options, silent callbacks, an interruption, what records hold."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from contextlib import contextmanager
 import pytest
 
 from anchorfl.pipeline.run.round_loop import RoundLoop
+
+SMALL = (
+    *("--cluster.executor", "serial", "--federation.rounds", "1", "--federation.epochs", "1", "--tracking.uri", "none"),
+)
+"""Options of a command line for the shortest run."""
 
 
 def quiet(line: str) -> None:

@@ -71,7 +71,7 @@ class RayWatch:
     def _end(self, what: str) -> NoReturn:
         """Say what happened and how to go on, close the records, and end Ray and this process."""
         _ending.acquire()  # for good: of several that end at one instant, the first is named
-        for process in self.processes.values():  # first of all, lest one tells Ray's threads here of its end
+        for process in self.processes.values():  # first of all, lest Ray's threads here learn of an end from one
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         commands = [close() for close in list(_closers)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -82,7 +83,7 @@ def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: Actor
 def _close(folder: Path) -> str:
     """Close the record of a run that ends now; return the command that goes on, "" where it has not begun."""
     note_failed(folder)
-    return f"anchorfl resume {folder}" if (folder / CONFIG).exists() else ""
+    return shlex.join(["anchorfl", "resume", str(folder)]) if (folder / CONFIG).exists() else ""
 
 
 def resume(folder: Path, log: Log = say, places: Mapping[str, str] | None = None, copy: str = "") -> Result:

@@ -387,7 +387,7 @@ def check_names(names: Sequence[str], where: str, *, exact: bool = False) -> Non
 
 
 def _seen(name: str) -> str:
-    """Return what a reader tells a name by: composed accents, no case, no spaces, no character without a shape."""
+    """Return what a reader sees of a name: composed accents, no case, no spaces, no character without a shape."""
     shown = "".join(c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf")
     return unicodedata.normalize("NFC", "".join(shown.split()).casefold())
 

@@ -14,18 +14,9 @@ from anchorfl.pipeline.cli.main import _say_warning, main
 from anchorfl.pipeline.storage.run_record import read_metadata, read_records
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.sweep.html import Block, html, markdown
+from tests.runs import SMALL
 
 EVIL = ["\x1b]0;pwned\x07", "a\nproblems: none found", "\u202elebal", "\r", "\x00", "\x9b2J", "\u2066x"]
-SMALL = (
-    "--cluster.executor",
-    "serial",
-    "--federation.rounds",
-    "1",
-    "--federation.epochs",
-    "1",
-    "--tracking.uri",
-    "none",
-)
 
 
 def plain(capsys):

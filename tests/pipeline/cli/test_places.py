@@ -19,6 +19,7 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.tuning.cli import main
 from tests.fuzz.promise import limits
+from tests.runs import SMALL
 
 BAD = ("/proc/nope/x", "file/x", "file", "n" * 300)
 """A place that cannot be made, one below a file, a file (for a folder, or of another format), too long a name."""
@@ -37,16 +38,6 @@ NEEDS = {
 """What an option needs so that it is used."""
 GOOD = {"file": "samples.csv", "corpus": "corpus.txt", "what": "resume"}
 """Arguments that are not under test, by name; others are a run folder."""
-SMALL = (
-    "--cluster.executor",
-    "serial",
-    "--federation.rounds",
-    "1",
-    "--federation.epochs",
-    "1",
-    "--tracking.uri",
-    "none",
-)
 
 
 def places_of_a_run() -> list[str]:
