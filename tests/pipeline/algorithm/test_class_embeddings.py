@@ -64,12 +64,10 @@ def test_every_mini_batch_takes_a_step_of_its_own_gradient(epochs):
     state, cards = begun(method, model, data)
     card, held = clients(data)[1]
     sent, own = method.broadcast(state, server(model, cards)), method.client_message(state, card)
-    whole = fit(
-        TrainingSpec(method, Objective("multi"), SGD, epochs, 0), model, card, held, sent, {}, 1, message
-    ).update
+    whole = fit(TrainingSpec(method, Objective("multi"), SGD, epochs, 0), model, card, held, sent, {}, 1, own).update
     for _ in range(epochs):
         once = fit(TrainingSpec(method, Objective("multi"), SGD, 1, 0), model, card, held, sent, {}, 1, own).update
-        sent, message = replace(sent, weights=once.weights), {"row": once.row_D}
+        sent, own = replace(sent, weights=once.weights), {"row": once.row_D}
     assert torch.allclose(whole.row_D, once.row_D, rtol=0, atol=1e-12)
     assert all(torch.allclose(v, once.weights[n], rtol=0, atol=1e-12) for n, v in whole.weights.items())
 
