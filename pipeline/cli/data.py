@@ -176,9 +176,9 @@ def check(arguments: list[str]) -> int:
     """Print what a table holds and what will be a problem; return 2 where a run would stop."""
     parser = argparse.ArgumentParser(
         prog="anchorfl data check",
-        description="Say what a Parquet or CSV file holds, by class and by client, before anything trains.",
+        description="Say what a Parquet or CSV file, or a folder of images, holds by class and client, before a run.",
     )
-    parser.add_argument("file", metavar="FILE", help=".parquet, .csv or .csv.gz")
+    parser.add_argument("file", metavar="FILE", help=".parquet, .csv or .csv.gz; or a folder with one per class")
     helps = {
         "label_columns": "columns of 0 and 1 (names, patterns, with commas), or a column of classes or of lists",
         "label_separator": "what stands between the classes in a cell of one text column of labels; none: nothing",
@@ -203,7 +203,7 @@ def check(arguments: list[str]) -> int:
     report = inspect_table(options)
     say(report.text())
     step = "mend what stops a run"
-    if report.mended or not options.label_columns:
+    if report.mended or not report.ready:
         step = next_command(options, report)
     say(f"\nnext: {step}")
     return 2 if report.stops else 0

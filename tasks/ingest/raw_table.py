@@ -25,6 +25,12 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import PartitionPlan
 
 SPLITS = ("train", "validation", "test")
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "validate", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""Words for the splits in a user's data, in lower case."""
 SHOWN = 5
 
 

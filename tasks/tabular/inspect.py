@@ -23,8 +23,9 @@ from anchorfl.tasks.ingest.ingest import plan_rows
 from anchorfl.tasks.ingest.raw_table import SPLITS, drop_rare_classes, given_labels, validate_table
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.cell_types import odd_cell
+from anchorfl.tasks.tabular.image_folder import open_file_or_folder
 from anchorfl.tasks.tabular.questions import questions
-from anchorfl.tasks.tabular.reading import TableFile, listed, open_file
+from anchorfl.tasks.tabular.reading import TableFile, listed
 from anchorfl.tasks.tabular.schema import IDS, OWN_OPTIONS, Schema, option_path, schema_of, unused
 from anchorfl.tasks.tabular.table import task_of_schema
 from anchorfl.tasks.tabular.targets import MANY, signed
@@ -53,6 +54,8 @@ class Inspection:
     """Options with which a run starts, near those that were asked about; None: none were found."""
     rare: bool = False
     """True where a stop is about classes without a training row, which ``min_positives`` leaves out."""
+    ready: bool = False
+    """True where it is said which columns hold the labels; a folder of images says so itself."""
 
     @property
     def mended(self) -> bool:
@@ -91,9 +94,11 @@ class _UsableRows:
 def inspect_table(options: TaskOptions) -> Inspection:
     """Return the findings about ``options.file``. Raises InputError where it can be no task."""
     path = option_path(options.file, options)
-    file, inspection = open_file(path, BadRows(skip=True)), Inspection()
-    inspection.lines.append(f"{path}: {len(file.row_N)} rows, {len(file.types)} columns")
-    if not options.label_columns:
+    file, inspection = open_file_or_folder(path, BadRows(skip=True)), Inspection()
+    what = "images" if path.is_dir() else "rows"
+    inspection.lines.append(f"{path}: {len(file.row_N)} {what}, {len(file.types)} columns")
+    inspection.ready = bool(options.label_columns) or path.is_dir()
+    if not inspection.ready:
         inspection.lines += _columns(file)
         inspection.lines += ["", "say which columns hold the labels, and what is found in them is shown"]
         return inspection
@@ -166,14 +171,14 @@ def _plan(table: Table, task: Task, options: TaskOptions) -> bool:
 
 def next_command(options: TaskOptions, inspection: Inspection) -> str:
     """Return the command to type next."""
-    words = ["anchorfl", "run"] if options.label_columns else ["anchorfl", "data", "check", options.file]
-    prefix = "--task." if options.label_columns else "--"
-    if not options.label_columns:
+    words = ["anchorfl", "run"] if inspection.ready else ["anchorfl", "data", "check", options.file]
+    prefix = "--task." if inspection.ready else "--"
+    if not inspection.ready:
         words += ["--label_columns", "COLUMNS"]
     for name in (*OWN_OPTIONS, "root"):
-        if (value := getattr(options, name)) and (options.label_columns or name != "file"):
+        if (value := getattr(options, name)) and (inspection.ready or name != "file"):
             words += [f"{prefix}{name}", value]
-    if options.label_columns and inspection.bad_rows:
+    if inspection.ready and inspection.bad_rows:
         words += ["--task.on_bad_row", "skip"]
     if inspection.run is None:
         return shlex.join(words)

@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Column
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.raw_table import SPLIT_WORDS
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.reading import TableFile, listed
-from anchorfl.tasks.tabular.schema import IDS, SPLIT_WORDS, Schema
+from anchorfl.tasks.tabular.schema import IDS, Schema
 
 WHO = re.compile(
     r"(client|site|hospital|clinic|cent(er|re)|institution|station|device|user|subject|patient|participant|person"

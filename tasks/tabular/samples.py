@@ -285,10 +285,11 @@ def _numeric(column: Column) -> Column:
 
 
 def _paths(column: Column, name: str, empty_N: Bools, faults: Faults) -> Column:
-    folder = faults.path.parent
+    folder = faults.path if faults.path.is_dir() else faults.path.parent
     paths = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
     away_N = np.array([leaves(path, folder) for path in paths], dtype=np.bool_)
-    where = f"lies outside of {folder.absolute()}, the folder of the table; put it there, or leave the row out"
+    data = "images" if folder == faults.path else "table"
+    where = f"lies outside of {folder.absolute()}, the folder of the {data}; put it there, or leave the row out"
     faults.add(away_N, lambda i: f"column {name!r}: {paths[i]} {where}")
     looked_N = ~empty_N & ~away_N  # no other file is opened
     file_faults = iter(image_faults([paths[i] for i in np.flatnonzero(looked_N).tolist()], faults.whole))

@@ -6,7 +6,7 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.raw_files import open_text
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.cell_types import all_images, check_cells
+from anchorfl.tasks.tabular.image_folder import CLASS, PATH, SPLIT
 from anchorfl.tasks.tabular.reading import Faults, TableFile, listed
 from anchorfl.tasks.tabular.targets import Style, words
 
@@ -36,12 +37,6 @@ OWN_OPTIONS = (
     "class_names",
 )
 """Options that say what a table of the user's own holds."""
-SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "validate", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
-"""Words for the splits, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +86,7 @@ class Schema:
 
 def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     """Return the roles that the user gave to the columns, the rest guessed. Raises InputError where that cannot be."""
-    names = list(file.types)
+    names, options = list(file.types), columns_of_folder(file, options)
     if not options.label_columns:
         raise InputError(
             f"{file.path}: say which columns hold the labels: --task.label_columns; there are {listed(names, 40)}"
@@ -130,6 +125,21 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
         features=features(file, inputs[0]) if form == "series" else 0,
         separator=separator, ignored=ignored, categories=categories,
     )  # fmt: skip
+
+
+def columns_of_folder(file: TableFile, options: TaskOptions) -> TaskOptions:
+    """Return the options with the columns that a folder of images has, where they are not said; else as they are."""
+    if not file.path.is_dir():
+        return options
+    if CLASS not in file.types:
+        raise InputError(f"{file.path}: no class folder in it; put its images into one folder per class")
+    return replace(
+        options,
+        label_columns=options.label_columns or CLASS,
+        label_separator=options.label_separator or "none",
+        input_columns=options.input_columns or PATH,
+        split_column=options.split_column or (SPLIT if SPLIT in file.types else ""),
+    )
 
 
 def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_names: tuple[str, ...]) -> Schema:

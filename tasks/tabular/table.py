@@ -1,4 +1,5 @@
-"""The task that a user's table makes: a Parquet or CSV file, and options that say what its columns are.
+"""The task that a user's table makes: a Parquet or CSV file, and options that say what its columns are; or images in
+one folder per class.
 
 Chosen by us: where no column holds the split, a fifth of the labeled rows, stratified by (rarest) class, is the test
 split, drawn with a seed of its own, so that every run is tested on the same rows whatever its seed. Test and
@@ -22,14 +23,14 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, LabelKind, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
-from anchorfl.tasks.ingest.raw_table import SPLITS
+from anchorfl.tasks.ingest.raw_table import SPLIT_WORDS, SPLITS
 from anchorfl.tasks.options import TaskOptions, table_stem
 from anchorfl.tasks.partition.stratify import TEST, stratified_holdout
 from anchorfl.tasks.tabular import questions, samples
-from anchorfl.tasks.tabular.reading import Faults, listed, open_file
+from anchorfl.tasks.tabular.image_folder import open_file_or_folder
+from anchorfl.tasks.tabular.reading import Faults, listed
 from anchorfl.tasks.tabular.schema import (
     OWN_OPTIONS,
-    SPLIT_WORDS,
     Schema,
     option_path,
     schema_of,
@@ -45,23 +46,26 @@ TEST_SEED = 20
 def table_task(options: TaskOptions) -> Task:
     """Read ``options.file`` and return its task. Raises InputError on what cannot be a task."""
     path = _plainly_named(option_path(options.file, options))
-    file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
+    file = open_file_or_folder(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
     questions.check(file, schema, options)
     return task_of_schema(path, schema, options)
 
 
 def _plainly_named(path: Path) -> Path:
-    if odd := set(path.name) & set("{}*"):
-        msg = f"{path}: the name of the file must not hold {' or '.join(sorted(odd))}, which mean several files; rename"
-        raise InputError(f"{msg} it")
+    folder = path.is_dir()
+    if odd := set(path.name) & set("{}*[]?" if folder else "{}*"):
+        msg = f"{path}: the name must not hold {' or '.join(sorted(odd))}, which mean several files; rename it"
+        raise InputError(msg)
+    if folder and not path.name.strip("."):
+        raise InputError(f"{path}: call the folder by its name, after which runs are named: {path.resolve()}")
     return path
 
 
 def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
     """Return the task of a table whose columns are known."""
-    stem = table_stem(path.name)
-    files: tuple[str, ...] = (path.name,)
+    stem, folder = table_stem(path.name), path.is_dir()
+    files: tuple[str, ...] = (f"{path.name}/{'*/' * bool(schema.split)}*/*" if folder else path.name,)
     if options.class_names:  # what is in it matters to the prepared data as well
         files += (os.path.relpath(option_path(options.class_names, options), path.parent),)
     form = schema.form
@@ -70,7 +74,7 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
         encode = partial(samples.encode_vectors, words=schema.categories)
     return Task(
         name=stem if stem.startswith("table-") else f"table-{stem}",
-        title=f"{path.name}, a table of your own",
+        title=f"{path.name}, {'images' if folder else 'a table'} of your own",
         class_names=schema.class_names,
         kind=schema.kind,
         payload=samples.payload_name(form),
@@ -80,13 +84,13 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
         fit=partial(samples.fit, schema=schema),
         encode=encode,
         subjects=schema.client,
-        named_files=partial(images, schema=schema) if form == "image" else None,
+        named_files=partial(images, schema=schema) if form == "image" and not folder else None,
     )
 
 
 def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
     """Return the paths that the table's rows name, each once, without those of bad rows that leave the folder."""
-    file = open_file(folder / Path(options.file).name, BadRows(skip=True))
+    file = open_file_or_folder(folder / Path(options.file).name, BadRows(skip=True))
     text = pc.utf8_trim_whitespace(file.read(schema.inputs)[schema.inputs[0]])
     named = [path for path in pc.unique(text.drop_null()).to_pylist() if path]
     return sorted(path for path in named if not samples.leaves(folder / path, folder))
@@ -103,7 +107,7 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
             raise InputError(f"[task] {wrong} is for a table of your own: name its file with --task.file")
         return options
     path = _plainly_named(option_path(options.file, options))
-    file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
+    file = open_file_or_folder(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
     questions.check(file, schema, options)
     if schema.guessed:
@@ -127,7 +131,7 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
     if folder is None:
         raise ValueError("a table needs the folder of its file")
     bad = BadRows.of(options)
-    file = open_file(folder / Path(options.file).name, bad)
+    file = open_file_or_folder(folder / Path(options.file).name, bad)
     file = schema.applied(file)
     extra = [name for name in (schema.client, schema.split) if name]
     raw = file.read([*schema.labels, *schema.inputs, *extra])
@@ -164,7 +168,7 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     if spec.columns is None:
         raise ValueError("the model was not trained on a table")
     bad = BadRows(skip=False)
-    file = open_file(path, bad)
+    file = open_file_or_folder(path, bad)
     schema = schema_of_model(file, spec.columns, kind, class_names)
     faults = Faults(path, file.row_N)
     raw = schema.applied(file).read([*schema.inputs, *schema.labels])

@@ -152,7 +152,7 @@ def test_a_value_that_standardising_takes_out_of_range(tmp_path):
 
 @pytest.mark.parametrize("name", ["t{1}.csv", "t*.csv"])
 def test_a_name_that_would_mean_several_files(tmp_path, name):
-    with pytest.raises(InputError, match=r"the name of the file must not hold .* which mean several files; rename it"):
+    with pytest.raises(InputError, match=r"the name must not hold .* which mean several files; rename it"):
         table(csv(tmp_path, TEXT, name))
     with pytest.raises(InputError, match="which mean several files"):
         resolve_options(TaskOptions(file=str(tmp_path / name), label_columns="kind"), print)
