@@ -36,14 +36,15 @@ def terminal_of(monkeypatch):
 @pytest.mark.apart
 def test_two_runs_in_80_columns_leave_no_debris(tmp_path):
     """As ``make run`` shows them, in fewer rounds, with client actors."""
-    words = ["run", "digits/fedavg", "digits/fedalign", "--federation.rounds", "4", "--tracking.uri", "none"]
+    words = ["run", "digits/fedavg", "digits/fedalign", "--federation.rounds", "3", "--tracking.uri", "none"]
+    words += ["--cluster.clients_per_actor", "5"]
     code, text = in_terminal(words, tmp_path)
     assert code == 0, text
     assert " busy, " in text, "there was a live line"
     rows = rows_of(text, 80)
     assert not [row for row in rows if " busy, " in row]
     rounds = [row for row in rows if row.startswith("round ")]
-    assert [int(re.match(r"round +(\d+)/4  test F1 ", row).group(1)) for row in rounds] == [*range(5), *range(5)]
+    assert [int(re.match(r"round +(\d+)/3  test F1 ", row).group(1)) for row in rounds] == [*range(4), *range(4)]
     assert all("left" in row and "loss" in row for row in rounds if "initial weights" not in row)
     lines = rows_of(text, 10_000)
     too_wide = [line for line in lines if len(line) > 80 and str(tmp_path) not in line]
