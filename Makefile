@@ -19,7 +19,7 @@ MEASURED = $(if $(COVERAGE),$(SLIPCOVER) .coverage.$@.json) -m pytest \
 	$(if $(COVERAGE),-W "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup encoder run test test-rest test-fast test-ray test-ray-shared test-ray-apart test-plain test-tuning test-slow cluster-test test-data mutants check audit static format lint types imports spelling bench ui clean
+.PHONY: help setup encoder run test test-rest test-fast test-ray test-ray-shared test-ray-apart test-pipeline test-tasks test-tuning test-slow cluster-test test-data mutants check audit static format lint types imports spelling bench ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say wh
 # one thread each: threads that wait for a core which another test has spin, and a test may take ten times as long
 test: export OMP_NUM_THREADS ?= 1
 test: $(STAMP) ## every test but the slow ones and those that need a GPU: those that start Ray beside the others
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(SYNC) test-ray-shared test-ray-apart test-plain test-tuning
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(SYNC) test-ray-shared test-ray-apart test-pipeline test-tasks test-tuning
 	$(if $(COVERAGE),$(BIN)/python -m slipcover --merge .coverage.test-*.json --skip-covered --missing-width 60 --out .coverage.json)
 
 test-rest: $(STAMP) ## the tests that do not start Ray
@@ -55,15 +55,18 @@ test-fast: $(STAMP) ## the tests that need neither Ray nor real data
 test-ray: $(STAMP) ## the tests that start Ray
 	$(BIN)/python -m pytest -m "ray and not slow and not gpu"
 
-# four parts of `make test`, for two processes at a time: the longest first, so that both end at about the same time
+# five parts of `make test`, for two processes at a time: the longest first, so that both end at about the same time
 test-ray-shared: $(STAMP)
 	$(BIN)/python -m pytest -m "ray and not apart and not cluster and not slow and not gpu"
 
 test-ray-apart: $(STAMP)
 	$(BIN)/python -m pytest -m "ray and (apart or cluster) and not slow and not gpu"
 
-test-plain: $(STAMP)
-	$(BIN)/python $(MEASURED) -m "not ray and not slow and not gpu" --ignore tests/tuning
+test-pipeline: $(STAMP)
+	$(BIN)/python $(MEASURED) -m "not ray and not slow and not gpu" tests/pipeline
+
+test-tasks: $(STAMP)
+	$(BIN)/python $(MEASURED) -m "not ray and not slow and not gpu" --ignore tests/pipeline --ignore tests/tuning
 
 test-tuning: $(STAMP)
 	$(BIN)/python $(MEASURED) -m "not ray and not slow and not gpu" tests/tuning
