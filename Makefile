@@ -7,6 +7,9 @@ STAMP  := $(VENV)/.installed
 # what two targets print at once, one after the other; the make of macOS (3.81) cannot
 SYNC   := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
+# `setup` leaves compiling to the first import; where that may not keep the result, every process would compile all anew
+unexport PYTHONDONTWRITEBYTECODE
+
 # No usage reports from Ray or MLflow, unless the caller asks for them.
 export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true

@@ -128,7 +128,7 @@ class Prepared:
         """
         name = self._file_of(client)
         known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
-        return self._read(name, self._dense(objective, known))
+        return self._parse(name, self._dense(objective, known))
 
     def sparse_client(self, client: int) -> SparseRows:
         """Return the same without a matrix of labels, whatever the number of rows and classes."""
@@ -140,7 +140,7 @@ class Prepared:
 
     def split(self, name: Split, objective: Objective) -> ClientData:
         """Return a split of the server, labeled as far as the raw data are."""
-        return self._read(f"{name}.parquet", self._dense(objective))
+        return self._parse(f"{name}.parquet", self._dense(objective))
 
     def sparse_split(self, name: Split) -> SparseRows:
         """Return the same without a matrix of labels, whatever the number of classes."""
@@ -170,10 +170,14 @@ class Prepared:
 
     def _in_raw_order(self, table: Table) -> Table:
         """Return the rows of a file in ascending order of their raw ids, with their places in it as ids."""
-        place_B = self._place_N[table["row"].to_numpy()]
-        order_B = np.argsort(place_B)
+        order_B = self._order(table)
         table = Chunks.of(table).take(order_B)
-        return table.set_column(table.column_names.index("row"), "row", pa.array(place_B[order_B]))
+        place_B = self._place_N[table["row"].to_numpy()]
+        return table.set_column(table.column_names.index("row"), "row", pa.array(place_B))
+
+    def _order(self, table: Table) -> Ints:
+        """Return the positions of the rows of a file in ascending order of their raw ids."""
+        return np.argsort(self._place_N[table["row"].to_numpy()])
 
     def _dense(self, objective: Objective, known: Sequence[int] | None = None) -> Callable[[Any], ClientData]:
         """Return the conversion of a table to tensors.
@@ -181,7 +185,9 @@ class Prepared:
         known: the classes that are known in a row unless it says otherwise; None: every class.
         """
         spec, classes = self.manifest.spec, len(self.manifest.class_names)
-        return lambda table: client_data(table, spec, classes, objective, range(classes) if known is None else known)
+        default = range(classes) if known is None else known
+        # the tensors are put in order as they are made: to bring the table in order first takes longer
+        return lambda table: client_data(table, spec, classes, objective, default, self._order(table))
 
     def _file_of(self, client: int) -> str:
         if not 0 <= client < len(self.manifest.examples):

@@ -13,6 +13,7 @@ from benchmarks.chaos import in_peace, rows_of, start, strike
 pytestmark = [pytest.mark.ray, pytest.mark.apart]
 ROUNDS = ("--federation.rounds", "40", "--federation.epochs", "1", "--cluster.clients_per_actor", "5")
 SHORT = ("--federation.rounds", "2", "--federation.epochs", "1", "--cluster.clients_per_actor", "5")
+SWEEP = ("--trials", "4", "--federation.rounds", "20", "--tracking.uri", "none")
 WORDS = ("run", "digits/fedavg", "--tracking.uri", "none")
 
 
@@ -31,6 +32,24 @@ def test_the_death_of_a_process_of_rays_is_one_line(tmp_path, target):
     assert f"anchorfl resume {run}" in last
     assert "Traceback" not in log.read_text()
     assert json.loads((run / "run.json").read_text())["status"] == "FAILED"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["sweep", "digits/fedavg", *SWEEP, "--output", "out"], "anchorfl sweep --resume "),
+        (["table", "fedalign", "--data", "r8-8", "--smoke", "--out", "out"], "anchorfl table fedalign "),
+    ],
+)
+def test_a_sweep_and_a_table_name_the_command_that_goes_on(tmp_path, words, command):
+    log = tmp_path / "log"
+    process = start(words, log)
+    while process.poll() is None and not [*tmp_path.rglob(CONFIG)]:
+        time.sleep(0.1)
+    assert strike(process, "raylet", wait_s=60)
+    assert process.wait(60) == 3
+    assert f"go on with: {command}" in log.read_text().splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ in short), ``final/trial-0007-seed-2/`` (the choice in full), ``report/``. MLflo
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from anchorfl.pipeline import terminal
 from anchorfl.pipeline.algorithm.seeds import seed_for
-from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.cluster import ray_cluster, ray_watch
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.provenance import version_of
@@ -22,7 +23,7 @@ from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
-from anchorfl.tuning.search.backup import SweepBackup
+from anchorfl.tuning.search.backup import RESUME, SweepBackup
 from anchorfl.tuning.search.ledger import Event, Ledger
 from anchorfl.tuning.search.results import Sweep
 from anchorfl.tuning.search.search_space import Value, describe
@@ -31,7 +32,7 @@ from anchorfl.tuning.search.study import Observer, Study, read_trials
 from anchorfl.tuning.search.trial import TrialContext, bundles, final_experiment, point_experiment, train_trial
 from anchorfl.tuning.search.tune_adapter import Budget, max_concurrent_trials, search
 from anchorfl.tuning.sweep.final_runs import read_final_runs, run_final_runs
-from anchorfl.tuning.sweep.plan import Log, SweepPlan
+from anchorfl.tuning.sweep.plan import PLAN_FILE, Log, SweepPlan
 from anchorfl.tuning.sweep.progress import SweepProgress
 from anchorfl.tuning.sweep.records import SweepRecords, as_trial
 from anchorfl.tuning.sweep.report import write_report
@@ -48,6 +49,8 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = terminal.say) -> Sweep:
     with ExitStack() as stack:
         stack.enter_context(lock_run(folder))
         sweep_backup = SweepBackup(plan.experiment.cluster.backup, folder, LEDGER, log)
+        command = f"{RESUME} {shlex.quote(str(folder))}"
+        stack.enter_context(ray_watch.if_ray_dies(lambda: command if (folder / PLAN_FILE).exists() else ""))
         stack.enter_context(ray_cluster.session(plan.experiment.cluster))
         at_once = max_concurrent_trials(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.

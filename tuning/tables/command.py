@@ -241,10 +241,11 @@ class TableCommand:
         )
 
     def _run(self, jobs: Sequence[Job], table_runs: Sequence[TableRun], record: TableRecord) -> None:
-        from anchorfl.pipeline.cluster import ray_cluster  # Ray, which the page alone does without
+        from anchorfl.pipeline.cluster import ray_cluster, ray_watch  # Ray, which the page alone does without
         from anchorfl.tuning.tables.launch import run_jobs
 
-        with ray_cluster.session(jobs[0].run.experiment.cluster):
+        command = self.args.command
+        with ray_watch.if_ray_dies(lambda: command), ray_cluster.session(jobs[0].run.experiment.cluster):
             preparation = prepare_all(jobs, self.log)
             self.failed |= preparation.failures
             prepared = [job for job in jobs if job.run.digest in preparation.run_specs]
