@@ -20,7 +20,8 @@ from anchorfl.tasks.errors import InputError
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]
 LOOK = """
-import json, os, stat, subprocess, sys, psutil
+import http.client, json, os, stat, subprocess, sys, psutil
+from concurrent.futures import ThreadPoolExecutor
 from anchorfl.pipeline.cluster import ray_cluster as cluster
 from anchorfl.pipeline.config.cluster import ClusterOptions
 cluster.start(ClusterOptions())
@@ -35,11 +36,24 @@ worker = Worker.remote()
 seen = {"mode": ray.get(worker.ready.remote())}
 us = psutil.Process()
 seen["commands"] = [" ".join(process.cmdline()) for process in us.children(recursive=True)]
-listening = {}
+listening, ports = {}, set()
 for process in (us, *us.children(recursive=True)):
     for c in process.net_connections(kind="inet"):
         if c.status == psutil.CONN_LISTEN or c.type == 2:
             listening.setdefault(process.name(), []).append(c.laddr.ip)
+        if c.status == psutil.CONN_LISTEN:
+            ports.add(c.laddr.port)
+
+def asked_for_metrics(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):  # no HTTP
+        return 0
+
+with ThreadPoolExecutor(len(ports)) as pool:
+    seen["metrics"] = list(pool.map(asked_for_metrics, ports))
 node = ray._private.worker._global_node
 folder = node.get_session_dir_path()
 seen |= {"listening": listening, "address": node.address_info["gcs_address"], "folder": folder}
@@ -113,6 +127,12 @@ def test_processes_that_nobody_asks_are_not_started(seen):
     commands = "\n".join(seen["commands"])
     assert "raylet" in commands
     assert not [name for name in ("dashboard/dashboard.py", "/monitor.py", "log_monitor.py") if name in commands]
+
+
+def test_nobody_gets_metrics_without_the_token(seen):
+    """Ray's agent would give them to every user of the machine."""
+    assert len(seen["metrics"]) > 4
+    assert 200 not in seen["metrics"]
 
 
 def test_who_has_no_token_is_refused(seen):
