@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import ray
 
 from anchorfl.pipeline.cluster import auth_token, signals
 from anchorfl.pipeline.cluster.layout import nodes
-from anchorfl.pipeline.cluster.ray_watch import RayWatch
+from anchorfl.pipeline.cluster.ray_watch import RayWatch, processes_of_ray
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.terminal import say_error
 from anchorfl.tasks.errors import InputError, first_line
@@ -34,7 +34,7 @@ LONGEST = 41
 """Characters of the folder around Ray's own, so that the path of a socket in it stays within Linux's 107."""
 
 _watch: RayWatch | None = None
-"""The watch over a Ray of our own, while there is one."""
+"""The watch over this process, while it uses a Ray that it started or joined."""
 
 
 @contextmanager
@@ -63,10 +63,30 @@ def start(options: ClusterOptions) -> bool:
     root = str(Path(__file__).absolute().parents[3])  # the folder of ``anchorfl``; resolving would follow its links
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if not options.address:
-        _start_own(quiet)
-        signals.renew()
-        return True
+    global _watch
+    _watch = RayWatch()
+    try:
+        if options.address:
+            _join(options, quiet)
+        else:
+            _start_own(quiet)
+            _watch.watch_own()
+            signals.renew()
+    except BaseException:
+        _watch_no_more()
+        raise
+    return True
+
+
+def _watch_no_more() -> None:
+    global _watch
+    if _watch is not None:
+        _watch.stop()
+        _watch = None
+
+
+def _join(options: ClusterOptions, quiet: Mapping[str, Any]) -> None:
+    """Connect to a running cluster. Raises InputError where there is none, or not the nodes that are waited for."""
     auth_token.restrict_mode()
     try:
         ray.init(address=options.address, **quiet)
@@ -88,7 +108,6 @@ def start(options: ClusterOptions) -> bool:
         )
     if line := busy_line(sum(node.cpus for node in nodes())):
         _tell(line)
-    return True
 
 
 def stop() -> None:
@@ -97,10 +116,7 @@ def stop() -> None:
     While Ray shuts down it ends the process at once, with status 1, where another thread frees a reference to one of
     its objects. Python's garbage collector does so in any thread, such as the one that writes to MLflow.
     """
-    global _watch
-    if _watch is not None:
-        _watch.stop()
-        _watch = None
+    _watch_no_more()
     automatic = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -111,7 +127,7 @@ def stop() -> None:
             gc.enable()
 
 
-def _start_own(quiet: dict[str, Any]) -> None:
+def _start_own(quiet: Mapping[str, Any]) -> None:
     """Start a Ray that only this user of this machine can reach: on loopback, with a token, in a folder of his own.
 
     Raises InputError where one of the three cannot be had. ``RAY_AUTH_MODE=disabled`` and ``RAY_TMPDIR`` are the user's
@@ -133,8 +149,6 @@ def _start_own(quiet: dict[str, Any]) -> None:
             f"Ray {ray.__version__} listens on {address} and not on loopback alone: install the version of"
             " requirements.lock, or start Ray yourself ('ray start --head') and give --cluster.address"
         )
-    global _watch
-    _watch = RayWatch()
     if not _wants_token():
         _tell(f"{auth_token.MODE} = {os.environ.get(auth_token.MODE, '')!r}: every user of this machine can run code in"
               " this Ray, as you; unset it for a Ray that asks for a token")  # fmt: skip
@@ -171,13 +185,9 @@ def _init(**options: Any) -> None:
         ray.init(**options)
     except BaseException:
         ray.shutdown()
-        for child in psutil.Process().children():
-            with suppress(psutil.Error):  # it has ended
-                if child.exe().startswith(os.path.dirname(ray.__file__)):
-                    started = child.children(recursive=True)
-                    child.kill()
-                    for process in started:
-                        process.kill()
+        for process in processes_of_ray():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         raise
 
 

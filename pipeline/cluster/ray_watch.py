@@ -2,7 +2,8 @@
 
 Nothing can go on then. Ray itself ends a driver whose raylet or GCS is gone in C++, at its next need of them (at once,
 or after a minute), with status 1 and its own state as text: no handler and no ``finally`` of Python runs. So a thread
-waits for each of the two, and for Ray's agents, with which the raylet ends; it is first.
+waits for each of the two, and for Ray's agents, with which the raylet ends; it is first, nearly always. Where it is
+not, ``last_words`` says the line.
 """
 
 from __future__ import annotations
@@ -12,56 +13,112 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import psutil
 import ray
 
+from anchorfl.pipeline.cluster.last_words import LastWords, how_to_go_on
+
 EXIT_RAY_DIED = 3
+POLL_S = 0.2
+"""Seconds between two looks at what Ray has started, while it starts."""
 AGENTS = {
     "dashboard agent": ("ray::DashboardAgent", os.path.join("dashboard", "agent.py")),
     "runtime environment agent": ("ray::RuntimeEnvAgent", os.path.join("agent", "main.py")),
 }
 """Name -> title of the process, and the end of its program's path, which it has before it sets the title."""
 
-_closers: list[Callable[[], str]] = []
+
+class _Block(NamedTuple):
+    """A block that can be gone on with."""
+
+    begun: str
+    """File or folder without which there is nothing to go on with; "": needs none."""
+    command: str
+    close: Callable[[], None] | None
+
+
+_blocks: list[_Block] = []
+_watches: list[RayWatch] = []
+"""The one of this process, while there is one."""
 _ending = threading.Lock()
 
 
 @contextmanager
-def if_ray_dies(close: Callable[[], str]) -> Iterator[None]:
-    """Have ``close`` called, in another thread, where Ray dies during the block.
+def if_ray_dies(command: str, begun: Path | None = None, close: Callable[[], None] | None = None) -> Iterator[None]:
+    """Say, where Ray dies or this process is killed during the block, that ``command`` goes on.
 
-    It closes the records as far as it can, and returns the command that goes on; "" where there is nothing to go on
-    with. Of nested blocks, the command of the outermost is shown.
+    begun: without this file or folder there is nothing to go on with. close: closes the records as far as it can, in
+    another thread; not where the process ends at once. Of nested blocks, the command of the outermost is shown.
     """
-    _closers.append(close)
+    block = _Block("" if begun is None else os.path.abspath(begun), command, close)
+    _blocks.append(block)
+    _tell()
     try:
         yield
     finally:
-        _closers.remove(close)
+        _blocks.remove(block)
+        _tell()
+
+
+def _tell() -> None:
+    for watch in _watches:
+        watch.tell()
+
+
+def _commands() -> list[tuple[str, str]]:
+    return [(block.begun, block.command) for block in _blocks]
 
 
 class RayWatch:
-    """A watch over the processes of the Ray that this process started just now, until ``stop`` or its own end."""
+    """A watch over this process, from before it starts or joins a Ray until ``stop`` or its own end."""
 
     def __init__(self) -> None:
+        self.processes: dict[str, psutil.Process] = {}
+        self._of_ray = list[psutil.Process]()
+        self._last_words = LastWords()
+        self._stopped = False
+        _watches.append(self)
+        self.tell()
+        atexit.register(self.stop)  # runs before Ray's own, which ends its processes
+        threading.Thread(target=self._tell_while_ray_starts, daemon=True).start()
+
+    def tell(self) -> None:
+        """Pass on what is to be said and ended where this process ends without a word."""
+        self._last_words.tell(_commands(), [process.pid for process in self._of_ray])
+
+    def _tell_while_ray_starts(self) -> None:
+        while not self._stopped and not self.processes:
+            found = processes_of_ray()
+            if found != self._of_ray:
+                self._of_ray = found
+                self.tell()
+            time.sleep(POLL_S)
+
+    def watch_own(self) -> None:
+        """Watch the processes of the Ray that this process started just now."""
         from ray._private import worker
 
         node: Any = worker._global_node
         main = {name: node.all_processes[name][0].process.pid for name in ("raylet", "gcs_server")}
         self.processes = {name: psutil.Process(pid) for name, pid in main.items()}
         self.processes |= _agents(self.processes["raylet"])
-        self._stopped = False
-        atexit.register(self.stop)  # runs before Ray's own, which ends these processes
+        self._of_ray = processes_of_ray()
+        self.tell()
         for name, process in self.processes.items():
             threading.Thread(target=self._watch, args=(name, process), daemon=True).start()
 
     def stop(self) -> None:
         """Watch no more: Ray is about to be ended."""
-        self._stopped = True
+        if not self._stopped:
+            self._stopped = True
+            _watches.remove(self)
+            self._last_words.dismiss()
 
     def _watch(self, name: str, process: psutil.Process) -> None:
         _wait(process)
@@ -74,13 +131,26 @@ class RayWatch:
         for process in self.processes.values():  # first of all, lest Ray's threads here learn of an end from one
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        commands = [close() for close in list(_closers)]
-        command = next(filter(None, commands), "")
-        then = f"the last completed round is kept, go on with: {command}" if command else "start the command again"
+        for block in _blocks:
+            if block.close is not None:
+                block.close()
+        self._last_words.dismiss()
         with suppress(OSError, ValueError):
             sys.stdout.flush()
-        os.write(2, f"{os.linesep if sys.stderr.isatty() else ''}anchorfl: {what}; {then}\n".encode())
+        os.write(
+            2, f"{os.linesep if sys.stderr.isatty() else ''}anchorfl: {what}; {how_to_go_on(_commands())}\n".encode()
+        )
         os._exit(EXIT_RAY_DIED)
+
+
+def processes_of_ray() -> list[psutil.Process]:
+    """Return the processes that Ray started for this one, and what these started."""
+    found = list[psutil.Process]()
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended
+            if child.exe().startswith(os.path.dirname(ray.__file__)):
+                found += [child, *child.children(recursive=True)]
+    return found
 
 
 def _agents(raylet: psutil.Process) -> dict[str, psutil.Process]:

@@ -69,7 +69,8 @@ def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: Actor
         if experiment.cluster.executor == "ray":
             from anchorfl.pipeline.cluster import ray_cluster, ray_watch  # serial runs need no Ray
 
-            stack.enter_context(ray_watch.if_ray_dies(lambda: _close(folder)))
+            command = shlex.join(["anchorfl", "resume", str(folder)])
+            stack.enter_context(ray_watch.if_ray_dies(command, folder / CONFIG, lambda: note_failed(folder)))
             stack.enter_context(ray_cluster.session(experiment.cluster))
         run_spec = make_run_spec(experiment, log)
         executor = _executor(run_spec, actor_pools)
@@ -78,12 +79,6 @@ def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: Actor
         if notice := experiment.method.notice(experiment.federation.rounds):
             log(notice)
         return federate(run_spec, executor, folder, Progress(experiment.federation.rounds), log)
-
-
-def _close(folder: Path) -> str:
-    """Close the record of a run that ends now; return the command that goes on, "" where it has not begun."""
-    note_failed(folder)
-    return shlex.join(["anchorfl", "resume", str(folder)]) if (folder / CONFIG).exists() else ""
 
 
 def resume(folder: Path, log: Log = say, places: Mapping[str, str] | None = None, copy: str = "") -> Result:

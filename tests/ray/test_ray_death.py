@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.apart]
 ROUNDS = ("--federation.rounds", "40", "--federation.epochs", "1", "--cluster.clients_per_actor", "5")
 SHORT = ("--federation.rounds", "2", "--federation.epochs", "1", "--cluster.clients_per_actor", "5")
 SWEEP = ("--trials", "4", "--federation.rounds", "20", "--tracking.uri", "none")
+TABLE = ("table", "fedalign", "--data", "r8-8", "--rows", "fedavg", "--seeds", "4321", "--tracking.uri", "none")
 WORDS = ("run", "digits/fedavg", "--tracking.uri", "none")
 
 
@@ -39,7 +40,7 @@ def test_the_death_of_a_process_of_rays_is_one_line(tmp_path, target):
     ("words", "command"),
     [
         (["sweep", "digits/fedavg", *SWEEP, "--output", "out"], "anchorfl sweep --resume "),
-        (["table", "fedalign", "--data", "r8-8", "--smoke", "--out", "out"], "anchorfl table fedalign "),
+        pytest.param([*TABLE, "--federation.rounds", "20"], "anchorfl table fedalign ", marks=pytest.mark.data),
     ],
 )
 def test_a_sweep_and_a_table_name_the_command_that_goes_on(tmp_path, words, command):

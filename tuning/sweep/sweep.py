@@ -50,7 +50,7 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = terminal.say) -> Sweep:
         stack.enter_context(lock_run(folder))
         sweep_backup = SweepBackup(plan.experiment.cluster.backup, folder, LEDGER, log)
         command = f"{RESUME} {shlex.quote(str(folder))}"
-        stack.enter_context(ray_watch.if_ray_dies(lambda: command if (folder / PLAN_FILE).exists() else ""))
+        stack.enter_context(ray_watch.if_ray_dies(command, folder / PLAN_FILE))
         stack.enter_context(ray_cluster.session(plan.experiment.cluster))
         at_once = max_concurrent_trials(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.

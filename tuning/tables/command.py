@@ -244,8 +244,7 @@ class TableCommand:
         from anchorfl.pipeline.cluster import ray_cluster, ray_watch  # Ray, which the page alone does without
         from anchorfl.tuning.tables.launch import run_jobs
 
-        command = self.args.command
-        with ray_watch.if_ray_dies(lambda: command), ray_cluster.session(jobs[0].run.experiment.cluster):
+        with ray_watch.if_ray_dies(self.args.command), ray_cluster.session(jobs[0].run.experiment.cluster):
             preparation = prepare_all(jobs, self.log)
             self.failed |= preparation.failures
             prepared = [job for job in jobs if job.run.digest in preparation.run_specs]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import weakref
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -60,7 +61,7 @@ def failing_starts(monkeypatch, failures):
 
     monkeypatch.setattr(ray_cluster.auth_token, "ensure_token", lambda: None)
     monkeypatch.setattr(ray_cluster, "_own_folder", lambda: None)
-    monkeypatch.setattr(ray_cluster, "RayWatch", lambda: None)
+    monkeypatch.setattr(ray_cluster, "RayWatch", Mock)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
