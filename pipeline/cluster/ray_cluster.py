@@ -81,7 +81,7 @@ def start(options: ClusterOptions) -> bool:
 def _watch_no_more() -> None:
     global _watch
     if _watch is not None:
-        _watch.stop()
+        _watch.end()
         _watch = None
 
 
@@ -116,13 +116,15 @@ def stop() -> None:
     While Ray shuts down it ends the process at once, with status 1, where another thread frees a reference to one of
     its objects. Python's garbage collector does so in any thread, such as the one that writes to MLflow.
     """
-    _watch_no_more()
+    if _watch is not None:
+        _watch.stop()
     automatic = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         ray.shutdown()
     finally:
+        _watch_no_more()
         if automatic:
             gc.enable()
 

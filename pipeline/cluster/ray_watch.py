@@ -76,7 +76,7 @@ def _commands() -> list[tuple[str, str]]:
 
 
 class RayWatch:
-    """A watch over this process, from before it starts or joins a Ray until ``stop`` or its own end."""
+    """A watch over this process, from before it starts or joins a Ray until ``end`` or its own end."""
 
     def __init__(self) -> None:
         self.processes: dict[str, psutil.Process] = {}
@@ -85,7 +85,7 @@ class RayWatch:
         self._stopped = False
         _watches.append(self)
         self.tell()
-        atexit.register(self.stop)  # runs before Ray's own, which ends its processes
+        atexit.register(self.end)  # runs before Ray's own, which ends its processes
         threading.Thread(target=self._tell_while_ray_starts, daemon=True).start()
 
     def tell(self) -> None:
@@ -114,9 +114,13 @@ class RayWatch:
             threading.Thread(target=self._watch, args=(name, process), daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more: Ray is about to be ended."""
-        if not self._stopped:
-            self._stopped = True
+        """Watch Ray no more, which is about to be ended: it may still take this process along."""
+        self._stopped = True
+
+    def end(self) -> None:
+        """Watch no more."""
+        self.stop()
+        if self in _watches:
             _watches.remove(self)
             self._last_words.dismiss()
 
