@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import zip_longest
 from textwrap import wrap
 from typing import TextIO
@@ -19,6 +19,9 @@ ERASE = "\r\x1b[2K"
 """What empties the line of the cursor."""
 GAP = "  "
 """What stands between two parts of a line."""
+
+Log = Callable[[str], None]
+"""Takes a line that is to be read now: ``say``, or what a caller gives in its place."""
 
 _live: TextIO | None = None
 """Where a live line stands, so that the next line takes its place."""

@@ -15,12 +15,12 @@ from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.run.round_loop import MEMORY, STATE
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
 from anchorfl.pipeline.storage.run_folder import read_own_experiment
 from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.pipeline.storage.saved_model import NO_MODEL
+from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread

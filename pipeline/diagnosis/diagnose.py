@@ -24,11 +24,10 @@ from anchorfl.pipeline.diagnosis.embeddings import embeddings
 from anchorfl.pipeline.diagnosis.generated import generated
 from anchorfl.pipeline.diagnosis.pseudo_labels import pseudo_labels
 from anchorfl.pipeline.diagnosis.result import PartResult
-from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import lock_run, read_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
-from anchorfl.pipeline.terminal import say
+from anchorfl.pipeline.terminal import Log, say
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError

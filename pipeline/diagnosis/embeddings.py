@@ -22,7 +22,7 @@ from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_matrices
 from anchorfl.pipeline.diagnosis.result import Floats, PartResult, share_text, write_table
 from anchorfl.pipeline.diagnosis.truth import read_truth
-from anchorfl.pipeline.run.progress import Log
+from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.class_vectors import cooccurrence_table
 from anchorfl.tasks.arrays.arrow import Ints
 

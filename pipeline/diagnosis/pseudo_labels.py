@@ -20,7 +20,7 @@ from anchorfl.pipeline.diagnosis.divergence import row_ids
 from anchorfl.pipeline.diagnosis.figures import draw_precision
 from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
 from anchorfl.pipeline.diagnosis.truth import Truth, check_labels, read_truth
-from anchorfl.pipeline.run.progress import Log
+from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.contract import Card, ClientData

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anchorfl.pipeline.diagnosis.analysis import Analysis
-from anchorfl.pipeline.run.progress import Log
+from anchorfl.pipeline.terminal import Log
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import ClientData

@@ -17,8 +17,7 @@ from anchorfl.pipeline.config.preset_files import Tree, drop, lend, merge_sectio
 from anchorfl.pipeline.config.presets import build, preset_names, preset_tree
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.run.prepare import check_method, count_clients, resolve_options, with_sections
-from anchorfl.pipeline.run.progress import Log
-from anchorfl.pipeline.terminal import say
+from anchorfl.pipeline.terminal import Log, say
 from anchorfl.tasks.contract import LabelKind
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of

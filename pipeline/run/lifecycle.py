@@ -17,7 +17,7 @@ from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.results.per_class import PER_CLASS, write_per_class
 from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.run.progress import Log, Progress
+from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
 from anchorfl.pipeline.run.round_loop import RoundLoop, final_checksum, record_of, weights_in
 from anchorfl.pipeline.storage.atomic_files import write_atomically
@@ -44,7 +44,7 @@ from anchorfl.pipeline.storage.run_record import (
     write_final_scores,
 )
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, check_checksum, save_model
-from anchorfl.pipeline.terminal import say
+from anchorfl.pipeline.terminal import Log, say
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send

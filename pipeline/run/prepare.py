@@ -11,8 +11,8 @@ from anchorfl.models.build import encoder_bytes
 from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.run.progress import Log, format_bytes
-from anchorfl.pipeline.terminal import say
+from anchorfl.pipeline.run.progress import format_bytes
+from anchorfl.pipeline.terminal import Log, say
 from anchorfl.pipeline.training.class_vectors import check_encoder, concept_vectors, encoder_start, name_vectors
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import LabelKind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from anchorfl.pipeline import terminal
@@ -14,9 +14,6 @@ NO_GPU_NOTE = (
     "  cluster: workers that have a share of a GPU by Ray train on the CPU, since their torch sees none: set"
     " --cluster.client_gpus and --cluster.server_gpus to 0, or install torch for CUDA on the nodes"
 )
-
-
-Log = Callable[[str], None]
 
 
 class Progress:

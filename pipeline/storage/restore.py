@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from anchorfl.pipeline.storage.backup import CHECKPOINT, INDEX, Backup, checkpoi
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.named_files import named_file
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, lock_run
+from anchorfl.pipeline.terminal import Log
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.json_schema import parsed, type_error
 
-Log = Callable[[str], None]
 ATTEMPTS = 3
 """A copy that another machine brings up to date meanwhile is read so many times."""
 PROBE = ".writable"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -16,12 +16,11 @@ from anchorfl.models.start import StartError, read_start
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for
 from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.terminal import Log
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest.prepared import Prepared, cache_root
 from anchorfl.tasks.registry import task_of
-
-Log = Callable[[str], None]
 
 
 def name_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -21,7 +21,6 @@ from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_metric, resolve_rounds
 from anchorfl.tuning.search.search_space import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
 
-Log = Callable[[str], None]
 PLAN_FILE = "sweep.json"
 
 

@@ -21,6 +21,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
+from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.backup import RESUME, SweepBackup
@@ -32,7 +33,7 @@ from anchorfl.tuning.search.study import Observer, Study, read_trials
 from anchorfl.tuning.search.trial import TrialContext, bundles, final_experiment, point_experiment, train_trial
 from anchorfl.tuning.search.tune_adapter import Budget, max_concurrent_trials, search
 from anchorfl.tuning.sweep.final_runs import read_final_runs, run_final_runs
-from anchorfl.tuning.sweep.plan import PLAN_FILE, Log, SweepPlan
+from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan
 from anchorfl.tuning.sweep.progress import SweepProgress
 from anchorfl.tuning.sweep.records import SweepRecords, as_trial
 from anchorfl.tuning.sweep.report import write_report

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from anchorfl.pipeline.cli.resumable import resumable
 from anchorfl.pipeline.config.overrides import typed_options
 from anchorfl.pipeline.config.redaction import redact
-from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
-from anchorfl.pipeline.terminal import say, width
+from anchorfl.pipeline.terminal import Log, say, width
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.options import (
     Vary,

@@ -16,9 +16,10 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
-from anchorfl.pipeline.run.progress import Log, format_duration
+from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import RESULT, read_result
+from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.trial import bundles, report_errors, run_to_end
