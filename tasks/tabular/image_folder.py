@@ -45,7 +45,8 @@ def _of_classes(path: Path, folders: list[str], bad: BadRows) -> dict[str, list[
     lacking = {"train", "test"} - {SPLIT_WORDS[name.lower()] for name in splits}
     if splits and lacking:
         msg = f"{path}: there is {listed(splits)}, and no folder for {' and '.join(sorted(lacking))}"
-        raise InputError(f"{msg}: add it, or name {path / splits[0]}, of whose images a fifth is then the test split")
+        alone = f"name {path / splits[0]}, of whose images a fifth is then the test split"
+        raise InputError(f"{msg}: add it, call another one so, or {alone}")
     columns: dict[str, list[str]] = {PATH: [], CLASS: [], **({SPLIT: []} if splits else {})}
     for base in splits or [""]:
         classes, beside, _ = _content(path / base)

@@ -95,7 +95,9 @@ def test_folders_that_are_none_of_classes(tmp_path):
     with pytest.raises(InputError, match=r"none: no image \(\.png, \.jpg, \.\.\.\) in this folder, nor a folder per"):
         read(tmp_path / "none")
     put_images(tmp_path / "half" / "train" / "a")
-    with pytest.raises(InputError, match=r"half: there is train, and no folder for test: add it, or name .*half/train"):
+    with pytest.raises(
+        InputError, match=r"half: there is train, and no folder for test: add it, call .* or name .*half/train"
+    ):
         read(tmp_path / "half")
     put_images(tmp_path / "half" / "test")
     with pytest.raises(InputError, match=r"half/test: no class folder in it|test/\d.png: an image beside the class"):
