@@ -23,6 +23,7 @@ import psutil
 import ray
 
 from anchorfl.pipeline.cluster.last_words import LastWords, how_to_go_on
+from anchorfl.tasks.errors import InputError
 
 EXIT_RAY_DIED = 3
 POLL_S = 0.2
@@ -137,7 +138,8 @@ class RayWatch:
                 process.kill()
         for block in _blocks:
             if block.close is not None:
-                block.close()
+                with suppress(OSError, InputError):  # a full disk keeps no line back
+                    block.close()
         self._last_words.dismiss()
         with suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -6,12 +6,17 @@ import csv
 import io
 import json
 import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from anchorfl.tasks.files.json_schema import parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
+
+
+_one_at_a_time = threading.Lock()
+"""Two threads may write one file: a run that ends, and the watch over its Ray."""
 
 
 def write_json(path: Path, content: object) -> None:
@@ -38,11 +43,11 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]], line_end: str = "\r\
 def write_atomically(path: Path, data: bytes) -> None:
     """Write to a temporary name, sync, rename over ``path``, sync the folder."""
     draft = path.with_name(f".{path.name}.tmp")
-    with draft.open("wb") as stream:
+    with _one_at_a_time, draft.open("wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-    draft.replace(path)
+        draft.replace(path)
     handle = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically, write_json
 
@@ -33,3 +34,17 @@ def test_what_is_written_is_read(tmp_path):
     for content in ({"a": [1, 2]}, {"b": None}):
         write_json(path, content)
         assert read_json(path) == content
+
+
+def test_two_threads_write_one_file(tmp_path):
+    """A run that ends, and the watch that closes its record because its Ray died."""
+    path = tmp_path / "x.json"
+
+    def write(number):
+        for _ in range(50):
+            write_json(path, {"number": number, "text": "x" * 10_000})
+            assert len(read_json(path)["text"]) == 10_000
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(write, range(2))) == [None, None]
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
