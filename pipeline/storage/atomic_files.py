@@ -14,7 +14,6 @@ from typing import Any
 from anchorfl.tasks.files.json_schema import parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
 
-
 _one_at_a_time = threading.Lock()
 """Two threads may write one file: a run that ends, and the watch over its Ray."""
 
