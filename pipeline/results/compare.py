@@ -1,6 +1,7 @@
 """Several runs side by side: a table, mean and sd over seeds, and curves; all from the run folders, without MLflow.
 
-Scores are those of ``evaluation.metrics`` on the test split, in percent. A round is only ever chosen by validation.
+Scores are those of ``evaluation.metrics`` on the test split, in percent; on the validation split where no run was
+tested (``evaluation.test = "never"``), so that runs can be chosen by them. A round is only ever chosen by validation.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically, write_csv
 from anchorfl.pipeline.storage.run_folder import read_result
 from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.prepared import Split
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
 SPLITS = ("validation/", "test/")
@@ -32,7 +34,7 @@ FILES = ("comparison.md", "comparison.csv", "curves.png", "curves.svg")
 IN_FILES = "last5"
 """Of ``ROUNDS``, what stands in comparison.md and comparison.csv alone: a terminal is narrow."""
 LEGEND = (
-    "Scores: test split, percent. last: last evaluated round; best: the round with the best validation {primary}{also}"
+    "Scores: {split} split, percent. last: last evaluated round; best: that with the best validation {primary}{also}"
 )
 LEGEND_IN_FILES = "; mean5: mean of the last five evaluated rounds"
 LEGEND_COSTS = "MB: moved both ways; s/round: median."
@@ -55,6 +57,8 @@ class RunSummary:
     values: dict[str, float | None]
     """Figures of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1), and ``COSTS``;
     None where the run has no such number."""
+    split: Split
+    """The one that these are of."""
     result: dict[str, Any]
     """result.json, {} where the run has none."""
 
@@ -95,8 +99,8 @@ class Comparison:
         return self.text
 
 
-def load_run(folder: Path) -> RunSummary:
-    """Read a run folder in numbers. Raise InputError where there is no run or no finished round."""
+def load_run(folder: Path, split: Split = "test") -> RunSummary:
+    """Read a run folder in numbers, those of a split. Raise InputError where there is no run or no finished round."""
     metadata = read_metadata(folder)
     if not metadata:
         raise InputError(
@@ -115,7 +119,8 @@ def load_run(folder: Path) -> RunSummary:
         status=metadata["status"],
         params=params,
         records=records,
-        values=_values(records, _family(params)),
+        values=_values(records, _family(params), split),
+        split=split,
         result=read_result(folder),
     )
 
@@ -126,14 +131,19 @@ def compare(folders: Iterable[Path], out: Path | None, width: int | None = None)
     width: columns that the text may take; None: any number. Raises InputError where a folder holds no run, or no
     folder is given.
     """
-    runs = tuple(load_run(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders))
+    named = list(dict.fromkeys(folder.resolve() for folder in folders))
+    runs = tuple(map(load_run, named))
     if not runs:
         raise InputError("no run to compare; name at least one run folder")
+    if not any(name.startswith("test/") for run in runs for record in run.records for name in record.metrics):
+        runs = tuple(load_run(folder, "validation") for folder in named)
     groups = _groups(runs)
     families = _families(runs)
     notes = _notes(groups)
     also = "".join(f", best {m.short}: that with the best validation {m.shown}" for f in families for m in f.also)
-    legend = LEGEND.format(primary=" or ".join(dict.fromkeys(f.primary.shown for f in families)), also=also)
+    legend = LEGEND.format(
+        split=runs[0].split, primary=" or ".join(dict.fromkeys(f.primary.shown for f in families)), also=also
+    )
     text = _text(runs, groups, [f"{legend}.", LEGEND_COSTS, *notes], width)
     markdown = _markdown(runs, groups, [f"{legend}{LEGEND_IN_FILES}.", LEGEND_COSTS, *notes], curves=bool(out))
     files = _write(out, runs, groups, markdown) if out else ()
@@ -173,14 +183,14 @@ def _heads(families: Sequence[Family], *, every: bool = False, in_files: bool = 
     }
 
 
-def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float | None]:
+def _values(records: Sequence[RoundRecord], family: Family, split: Split) -> dict[str, float | None]:
     """Return the numbers of a run. The median second leaves out the pause before a resume."""
     records = [record for record in records if record.round] or records  # round 0: the initial weights
     scored = [record for record in records if any(name.startswith(SPLITS) for name in record.metrics)]
     values: dict[str, float | None] = {}
     best = {"best": _best(records, family.primary), **{f"best_{m.value}": _best(records, m) for m in family.also}}
     for measure in family.measures:
-        key = f"test/{measure.name}"
+        key = f"{split}/{measure.name}"
         last5 = [score for r in scored[-5:] if (score := r.metrics.get(key)) is not None]
         values[f"{measure.value}_last"] = scored[-1].metrics.get(key) if scored else None
         values |= {
@@ -304,7 +314,8 @@ def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markd
         facts = [run.name, run.folder, run.task, run.method, run.seed, run.status, run.records[-1].round]
         rows.append([*facts, *cells])
     write_csv(out / "comparison.csv", rows)
-    panels = {f"test/{m.name}": f"test {m.shown} (%)" for family in _families(runs) for m in family.compared}
+    split = runs[0].split
+    panels = {f"{split}/{m.name}": f"{split} {m.shown} (%)" for family in _families(runs) for m in family.compared}
     curves = {
         group.label: [
             {key: {r.round: r.metrics[key] for r in run.records if key in r.metrics} for key in panels}

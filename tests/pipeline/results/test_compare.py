@@ -55,6 +55,18 @@ def test_rounds_without_scores_and_runs_without_validation(tmp_path):
     assert load_run(make_run(tmp_path / "b", [None])).values["seconds"] is None
 
 
+def test_runs_that_were_never_tested_are_compared_by_validation(tmp_path):
+    """As to choose a method is: then, and only then, the table shows that split, and says so."""
+    runs = [make_run(tmp_path / str(s), [None, None], validation=[0.2 + s / 10, 0.3], seed=s) for s in (0, 1)]
+    found = compare(runs, tmp_path / "out")
+    assert [run.values["f1_last"] for run in found.runs] == [0.3, 0.3]
+    assert "Scores: validation split, percent" in found.text
+    tested = make_run(tmp_path / "tested", [0.7], validation=[0.9])
+    found = compare([*runs, tested], None)
+    assert [run.values["f1_last"] for run in found.runs] == [None, None, 0.7]
+    assert "Scores: test split, percent" in found.text
+
+
 def test_a_selected_round_that_alone_was_tested_is_not_the_last_one(tmp_path):
     """As the final runs of a sweep are, and any with ``evaluation.test last`` and a selected round."""
     values = load_run(make_run(tmp_path / "a", [0.7, None, None], validation=[0.9, 0.3, 0.2])).values
