@@ -85,8 +85,10 @@ def test_only_plain_layers_change_and_parameters_stay():
     assert all(after[name] is before[name] for name in before)
 
 
-def test_a_torch_without_it(monkeypatch):
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+@pytest.mark.parametrize("lacks", [(torch.backends.mkldnn, "is_available"), (torch.ops, "mkldnn")])
+def test_a_torch_without_it(monkeypatch, lacks):
+    """Without the library, or without the operation that is needed of it."""
+    monkeypatch.setattr(*lacks, lambda: False)
     with pytest.raises(ValueError, match=r"optimizer\.onednn: this build of torch has no oneDNN"):
         use_onednn(nn.Linear(2, 2))
 

@@ -6,6 +6,7 @@ Shape suffixes: N rows, C classes, K neighbours, D width.
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,10 +86,8 @@ def test_rows_move_apart_and_those_of_classes_that_go_together_less():
     cooccurrence = cooccurrence_of(y_NC)
     angle = torch.tensor([0.0, 0.3, np.pi, np.pi + 0.3], dtype=torch.float64)
     w = torch.stack([angle.cos(), angle.sin()], 1)
-    method = FEDALC(weights="gamma")
-    index_CK, cosine_CK, after_C = nearest_rows(w, 1)
-    push_CK = method.pair_weights(index_CK, cooccurrence) * slope("neg_d2", cosine_CK, after_C, 1.0)
-    moved = method.unit(w - 1.0 * gradient(w, index_CK, push_CK))
+    method = FEDALC(weights="gamma", regularizer="neg_d2", neighbours=1, lambda_=2.0, eta_s=0.5)
+    moved = method.update_class_rows(w, SimpleNamespace(cooccurrence=cooccurrence), SimpleNamespace(round=1))
     before, after = w @ w.T, moved @ moved.T
     assert after[0, 1] < before[0, 1]
     assert after[2, 3] < after[0, 1] - 1e-3
