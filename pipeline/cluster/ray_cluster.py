@@ -70,8 +70,8 @@ def start(options: ClusterOptions) -> bool:
             _join(options, quiet)
         else:
             _start_own(quiet)
-            _watch.watch_own()
             signals.renew()
+        _watch.started(own=not options.address)
     except BaseException:
         _watch_no_more()
         raise

@@ -83,7 +83,7 @@ class RayWatch:
         self.processes: dict[str, psutil.Process] = {}
         self._of_ray = list[psutil.Process]()
         self._last_words = LastWords()
-        self._stopped = False
+        self._starting, self._stopped = True, False
         _watches.append(self)
         self.tell()
         atexit.register(self.end)  # runs before Ray's own, which ends its processes
@@ -94,15 +94,18 @@ class RayWatch:
         self._last_words.tell(_commands(), [process.pid for process in self._of_ray])
 
     def _tell_while_ray_starts(self) -> None:
-        while not self._stopped and not self.processes:
+        while self._starting and not self._stopped:
             found = processes_of_ray()
-            if found != self._of_ray:
+            if self._starting and found != self._of_ray:
                 self._of_ray = found
                 self.tell()
             time.sleep(POLL_S)
 
-    def watch_own(self) -> None:
-        """Watch the processes of the Ray that this process started just now."""
+    def started(self, *, own: bool) -> None:
+        """Watch the processes of a Ray that this process has started (``own``), none of one that it has joined."""
+        self._starting = False
+        if not own:
+            return
         from ray._private import worker
 
         node: Any = worker._global_node
