@@ -44,6 +44,14 @@ def test_keep_rate(p, lookup):
     assert abs(deviation) < 5 * math.sqrt(N * p * (1 - p))
 
 
+def test_a_half_takes_one_random_bit_per_element_and_other_rates_sixteen(monkeypatch):
+    asked, draw = [], MaskSource._random_bytes
+    monkeypatch.setattr(MaskSource, "_random_bytes", lambda self, count: asked.append(count) or draw(self, count))
+    for p in (0.5, 0.25):
+        source().mask(torch.empty(800), p)
+    assert asked == [100, 1600]
+
+
 @pytest.mark.parametrize("p", RATES)
 @pytest.mark.parametrize("lag", [1, 2, 3, 4, 7, 8, 16, 64])
 def test_neighbours_are_independent(p, lag):

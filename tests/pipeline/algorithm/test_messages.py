@@ -247,6 +247,7 @@ def test_what_does_not_lie_one_behind_the_other_is_not_joined(parts):
     assert messages.joined([flat[:3], torch.arange(3.0)]) is None
     assert messages.joined([flat[:3], torch.arange(10.0)[3:]]) is None, "it would be next, in another storage"
     assert messages.joined([flat[:3], torch.arange(10)[3:]]) is None
+    assert messages.joined([flat[:3], flat.view(torch.int32)[3:]]) is None, "of another type, in the same storage"
     assert messages.unpack(messages.pack(dict(enumerate(tensors)), copy=False))[0].tolist() == tensors[0].tolist()
 
 

@@ -183,6 +183,17 @@ def test_parts_may_share_storage(tmp_path):
     assert torch.equal(found.parts["selected"]["weights/w"], state["weights/w"])
 
 
+def test_a_kept_state_that_is_missing_or_damaged_is_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path, kept=1)
+    checkpoints.keep(3, {"w": torch.ones(2)})
+    assert torch.equal(checkpoints.read_kept(3)["w"], torch.ones(2))
+    with pytest.raises(InputError, match=r"00004\.safetensors is missing: evaluation\.save_state_every"):
+        checkpoints.read_kept(4)
+    (checkpoints.rounds / "00003.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(InputError, match=r"00003\.safetensors is damaged .*; delete it, the other rounds can do"):
+        checkpoints.read_kept(3)
+
+
 def test_a_client_that_keeps_nothing_has_no_file(tmp_path):
     """Nor keeps one that it had: thousands of clients in a round are one file, not thousands."""
     checkpoints, one = Checkpoints(tmp_path, kept=1), {"w": torch.ones(2)}

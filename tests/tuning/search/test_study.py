@@ -13,12 +13,30 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds
 from anchorfl.tuning.search.search_space import Choice, Range
-from anchorfl.tuning.search.searchers import START_UP, make_scheduler, make_searcher, most_trials
+from anchorfl.tuning.search.searchers import (
+    REFUSED,
+    ROUND,
+    SCORE,
+    START_UP,
+    draw,
+    make_scheduler,
+    make_searcher,
+    most_trials,
+)
 from anchorfl.tuning.search.study import Study, TrialState, read_trials
 
 SPACE = {"q1": Range(90, 99.9, "tail", steps=4), "q2": Range(10, 99, steps=4), "kind": Choice(("cosine", "dot"))}
 OWN = {"q1": 99.0, "q2": 50.0, "kind": "cosine"}
 COUNT, ROUNDS = 14, TrialRounds(whole=9, grace=2)
+
+
+def test_a_point_that_is_refused_is_told_as_the_worst(monkeypatch):
+    """Not as a failure: TPE would search where it only heard of failures for ever."""
+    searcher, heard = make_searcher(SweepOptions(searcher="random"), SPACE, 3, None), []
+    monkeypatch.setattr(searcher, "on_trial_complete", lambda name, result=None: heard.append((name, result)))
+    name, point = draw(searcher, SPACE, 7, lambda point: len(heard) == 2)
+    assert (name, set(point)) == ("0007-2", set(SPACE))
+    assert heard == [(n, {ROUND: 0, SCORE: REFUSED}) for n in ("0007", "0007-1")]
 
 
 class Listener:
