@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -136,20 +137,24 @@ class RayWatch:
     def _end(self, what: str) -> NoReturn:
         """Say what happened and how to go on, close the records, and end Ray and this process."""
         _ending.acquire()  # for good: of several that end at one instant, the first is named
-        for process in self.processes.values():  # first of all, lest Ray's threads here learn of an end from one
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        self._signal(signal.SIGSTOP)  # first of all: what stands still tells Ray's threads here nothing, nor hangs up
         for block in _blocks:
             if block.close is not None:
                 with suppress(OSError, InputError):  # a full disk keeps no line back
                     block.close()
-        self._last_words.dismiss()
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         os.write(
             2, f"{os.linesep if sys.stderr.isatty() else ''}anchorfl: {what}; {how_to_go_on(_commands())}\n".encode()
         )
+        self._last_words.dismiss()
+        self._signal(signal.SIGKILL)
         os._exit(EXIT_RAY_DIED)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes.values():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
 
 def processes_of_ray() -> list[psutil.Process]:
