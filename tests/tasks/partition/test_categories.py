@@ -6,13 +6,15 @@ import collections
 import re
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.categories import class_sets
+from anchorfl.tasks.partition.categories import _move_units, class_sets
 from anchorfl.tasks.partition.partition import make_plan
 from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.partition.stratify import generator
@@ -225,6 +227,14 @@ def test_a_subject_is_not_moved_when_the_one_before_it_made_it_the_last():
     task = task_of(3, {"a": (0,), "b": (1,), "c": (2,)}, "user")
     with pytest.raises(InputError, match=r"^class 'class1' has no row"):
         make_plan(rows, task, options(3, keep=True), 0)
+
+
+def test_a_class_keeps_the_only_unit_that_it_was_given():
+    """Unit 2 serves class 0 when unit 1 is wanted by class 2, which then gets that one; nobody loses what it got."""
+    classes_of_units = pa.array([[1], [0, 2], [0]], pa.list_(pa.int32()))
+    labels, owner_C, client_U = Labels.of_lists(classes_of_units, 3), np.array([1, 2, 2]), np.array([1, 0, 0])
+    moved_U = _move_units(client_U, labels, np.arange(3), owner_C)
+    assert moved_U.tolist() == [2, 2, 1]
 
 
 def test_more_clients_than_subjects_that_stay_together_are_refused():
