@@ -39,7 +39,7 @@ class LastWords:
         )
 
     def tell(self, commands: Sequence[Command], processes: Iterable[int]) -> None:
-        """Say what to say and which processes to end, in place of what was told before. processes: their ids."""
+        """Say what to say and which processes to end, in place of what was said before. processes: their ids."""
         self._write({"commands": list(commands), "processes": sorted(processes)})
 
     def dismiss(self) -> None:
@@ -60,13 +60,13 @@ class LastWords:
 
 def main() -> None:
     """Wait for the end of the process that writes to standard input."""
-    told: Any = {"commands": [], "processes": []}
+    latest: Any = {"commands": [], "processes": []}
     handles = dict[int, int]()
     for line in sys.stdin:
-        told = json.loads(line)
-        if told is None:
+        latest = json.loads(line)
+        if latest is None:
             return
-        for process in told["processes"] if sys.platform == "linux" else []:
+        for process in latest["processes"] if sys.platform == "linux" else []:
             with suppress(ProcessLookupError):  # a handle cannot come to mean another process, as a number can
                 handles.setdefault(process, os.pidfd_open(process))
     for handle in handles.values():
@@ -74,7 +74,7 @@ def main() -> None:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
     what = "the process ended without a word: it was killed, or its Ray died"
     with suppress(OSError):
-        os.write(2, f"anchorfl: {what}; {how_to_go_on(told['commands'])}\n".encode())
+        os.write(2, f"anchorfl: {what}; {how_to_go_on(latest['commands'])}\n".encode())
 
 
 if __name__ == "__main__":

@@ -127,10 +127,10 @@ def test_an_image_in_another_folder_is_another_digest(cats, tmp_path):
 def test_data_check_and_what_it_says_to_type(cats, capsys, monkeypatch):
     monkeypatch.chdir(cats.parent)
     assert check(["pets"]) == 0
-    told = capsys.readouterr().out
-    assert "pets: 22 images, 2 columns" in told
-    assert re.search(r"cats, big +10 +2\n", told)
-    command = shlex.split(re.search(r"next: anchorfl (run --task\.file pets .*)", told)[1])
+    shown = capsys.readouterr().out
+    assert "pets: 22 images, 2 columns" in shown
+    assert re.search(r"cats, big +10 +2\n", shown)
+    command = shlex.split(re.search(r"next: anchorfl (run --task\.file pets .*)", shown)[1])
     assert main([*command, *SMALL, "--output", "run"]) == 0
     capsys.readouterr()
     put_images(cats.parent / "new", 3)

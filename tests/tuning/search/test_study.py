@@ -30,7 +30,7 @@ OWN = {"q1": 99.0, "q2": 50.0, "kind": "cosine"}
 COUNT, ROUNDS = 14, TrialRounds(whole=9, grace=2)
 
 
-def test_a_point_that_is_refused_is_told_as_the_worst(monkeypatch):
+def test_a_point_that_is_refused_counts_as_the_worst(monkeypatch):
     """Not as a failure: TPE would search where it only heard of failures for ever."""
     searcher, heard = make_searcher(SweepOptions(searcher="random"), SPACE, 3, None), []
     monkeypatch.setattr(searcher, "on_trial_complete", lambda name, result=None: heard.append((name, result)))
