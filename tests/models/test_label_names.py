@@ -139,6 +139,7 @@ def test_random_vectors_are_standard_normal_and_keyed_by_name() -> None:
     assert torch.equal(random_vectors(names[::-1], 50, 9), vectors_CD.flip(0))
     assert (random_vectors(names, 50, 10) != vectors_CD).any(dim=1).all()
     assert random_vectors((), 50, 9).shape == (0, 50)
+    assert random_vectors(("a",), 1, 9).shape == (1, 1)
     with pytest.raises(NamesError, match="'b' occurs twice"):
         random_vectors(("a", "b", "b"), 50, 9)
 
