@@ -341,7 +341,7 @@ def tests_for(mutant: Mutant, traces: dict[str, dict[str, Any]]) -> tuple[list[s
 
 
 def own_tests(file: str) -> str:
-    """Return the folder or file of a module's own tests: the mirrored one, or that of its name."""
+    """Return the folder or file of a module's own tests: the one at its place below tests, or that of its name."""
     path = Path("tests") / file
     path = path.with_name(f"test_{path.name}")
     named = [path] if (ROOT / path).exists() else sorted((ROOT / "tests" / path.parts[1]).rglob(path.name))

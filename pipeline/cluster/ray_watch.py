@@ -137,7 +137,7 @@ class RayWatch:
     def _end(self, what: str) -> NoReturn:
         """Say what happened and how to go on, close the records, and end Ray and this process."""
         _ending.acquire()  # for good: of several that end at one instant, the first is named
-        self._signal(signal.SIGSTOP)  # first of all: what stands still tells Ray's threads here nothing, nor hangs up
+        self._signal(signal.SIGSTOP)  # first of all: Ray's threads here hear nothing of what stands still
         for block in _blocks:
             if block.close is not None:
                 with suppress(OSError, InputError):  # a full disk keeps no line back

@@ -48,10 +48,12 @@ def _of_classes(path: Path, folders: list[str], bad: BadRows) -> dict[str, list[
         alone = f"name {path / splits[0]}, of whose images a fifth is then the test split"
         raise InputError(f"{msg}: add it, call another one so, or {alone}")
     columns: dict[str, list[str]] = {PATH: [], CLASS: [], **({SPLIT: []} if splits else {})}
-    for base in splits or [""]:
+    for base in ["", *splits]:
         classes, beside, _ = _content(path / base)
         for name in beside:
             bad.meet(f"{path / base / name}: an image beside the class folders; move it into one of them")
+        if splits and not base:
+            continue  # these are the splits
         if not classes:
             raise InputError(f"{path / base}: no class folder in it; put its images into one folder per class")
         for name in classes:

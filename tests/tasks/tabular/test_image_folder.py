@@ -60,6 +60,9 @@ def test_folders_of_splits_on_top(tmp_path):
         on_top, name, _ = path.removeprefix(f"{tmp_path / 'traffic'}/").split("/")
         assert split == split_of[on_top]
         assert labels == [("bus", "train").index(name)]
+    (tmp_path / "traffic" / "x.png").write_bytes(b"0")
+    with pytest.raises(InputError, match=r"traffic/x\.png: an image beside the class folders"):
+        read(tmp_path / "traffic")
     task, raw, _ = read(tmp_path / "traffic" / "val", on_bad_row="skip")
     assert raw.num_rows == 4
 
