@@ -233,6 +233,8 @@ class Task:
     """Paths of further raw files, which those of ``source`` name: the images of a table."""
     wording: Wording | None = None
     """Words for its pictures and classes in prompts of text encoders; None: it has no prompts of its own."""
+    dropped: tuple[str, ...] = ()
+    """Classes that ``min_positives`` took out of the label space."""
 
 
 CLASS_NAMES = b"anchorfl.class_names"

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NewType
+
+JsonText = NewType("JsonText", str)
+"""Text of JSON; in a preset, a list or a table may stand for it."""
+
+
+def json_text(value: Any) -> JsonText:
+    """Return a value as JSON: equal values as equal text, but for the order of keys."""
+    return JsonText(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def table_stem(file: str) -> str:
@@ -28,6 +37,9 @@ class TaskOptions:
     """Variant of the raw files where a data set has several (r8: ``stemmed``, the default, or ``textgcn``)."""
     fold: int = -1
     """The fold that is the test split (extrasensory: 0..4); -1: the run's seed modulo their number."""
+    fold_seed: int | None = 8
+    """Seed of folds that are drawn (extrasensory, variant ``sequences``); ``none``: the run's, as FedAlign's authors
+    do; so runs of several seeds may test a row twice, or never."""
     on_bad_row: Literal["error", "skip"] = "error"
     """A bad row of the raw files: ``error``, stop with its location; ``skip``, leave it out, count and list it."""
     min_positives: int = 0
@@ -51,8 +63,17 @@ class TaskOptions:
     """k of ``k_classes`` (R8-8: 3)."""
     beta: float = 0.5
     """Concentration of ``dirichlet``, > 0; smaller is more skewed."""
-    require_all_classes: bool = True
-    """Draw again (bounded, seeded) until somebody identifies every class; false: a class left over is an error."""
+    identified: Literal["partition", "k_classes", "held", "all"] = "partition"
+    """What a client identifies, whatever rows it holds: ``partition``, as said there; ``k_classes``, k random classes
+    of its own rows, or those that it holds where they are fewer (FedAlign's PAMAP2-9: 5 classes of a subject);
+    ``held``, those of its rows; ``all``."""
+    client_classes: JsonText = JsonText("")
+    """The classes that each client identifies, in place of a draw: a .json or .csv file (columns client and class, and
+    seed where they differ by it), or its JSON: ``[["a", "b"], ["c"]]``, a list for each client, of names or numbers;
+    or ``{"client": ["a"]}``; or ``{"seed": ...}`` of either, which leaves other seeds to be drawn. Empty: drawn."""
+    cover: Literal["redraw", "any", "error"] = "redraw"
+    """A class that a draw leaves to nobody: ``redraw``, draw again (bounded, seeded), so that the draw is uniform over
+    the covering ones; ``any``, allowed, scored apart as ``f1_uncovered``; ``error``."""
     validation: float = 0.1
     """Share of the training rows held out for validation, stratified by class, in [0, 1)."""
     validation_from: Literal["server", "clients"] = "server"

@@ -26,7 +26,10 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
             idle.update({f"{section}.{name}": to for name in names})
 
     belong("task.partition dirichlet", task.partition == "dirichlet", "task", "beta")
-    belong("task.partition k_classes", task.partition == "k_classes", "task", "classes_per_client")
+    drawn = "k_classes" in (task.partition, task.identified)
+    chosen = drawn or task.identified != "partition" or bool(task.client_classes)
+    belong("task.partition k_classes or task.identified k_classes", drawn, "task", "classes_per_client")
+    belong("task.partition k_classes, task.identified or task.client_classes", chosen, "task", "cover")
     belong("task.partition categories", task.partition == "categories", "task", "keep_subjects")
     krum, trims = federation.aggregation == "krum", federation.aggregation == "trimmed_mean"
     belong("federation.aggregation trimmed_mean", trims, "federation", "trim_fraction")

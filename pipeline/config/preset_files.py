@@ -27,7 +27,7 @@ OPTIONS: dict[str, list[str]] = {
 }
 """Sections of an experiment and their options; those of [method] depend on its name."""
 SECTIONS = ("task", "method", *(name for name in OPTIONS if name != "task"))
-OF_PAPER = ("title", "published", "seeds", "data", "method", "rows")
+OF_PAPER = ("title", "published", "seeds", "data", "beside", "method", "rows")
 """Keys of a paper's file; it needs the first four, which no federation's file has."""
 OF_FEDERATION = ("seed", *SECTIONS, "rows", "variants")
 OF_ROW = ("published", "data", "from", "cost", *SECTIONS)
@@ -155,6 +155,8 @@ class PaperFile:
     """The authors', or as many; a preset has the first."""
     data: Mapping[str, str]
     """Data set as published -> federation, in the order of the tables."""
+    beside: Mapping[str, str]
+    """Data set that is not in the paper -> the published one whose figures stand beside it."""
     method: Tree
     """Options of all rows whose method has them."""
     rows: Mapping[str, RowEntry]
@@ -204,9 +206,13 @@ def read_paper(path: Path, tree: Tree) -> PaperFile:
         published=file.typed("published", tree["published"], str, "text, such as 'FedAlign'"),
         seeds=file.items("seeds", tree["seeds"], int, "whole numbers, such as [0, 1, 2]"),
         data=tree["data"],
+        beside=file.table("beside", tree.get("beside", {})),
         method=file.table("method", tree.get("method", {})),
         rows=file.rows("rows", tree.get("rows", {})),
     )
+    for label, other in paper.beside.items():
+        if label not in paper.data or other not in paper.data or other in paper.beside:
+            raise file.wrong(f"beside.{label!r} = {other!r}: both must be in [data], and the second one published")
     for name in paper.rows:
         seen = [name]
         while parent := paper.rows[seen[-1]].parent:

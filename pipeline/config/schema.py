@@ -18,6 +18,7 @@ from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tr
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.json_schema import LARGEST
+from anchorfl.tasks.options import JsonText, json_text
 from anchorfl.tasks.registry import TASKS
 
 T = TypeVar("T")
@@ -95,6 +96,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         if value is None or value == "none":
             return None
         return _typed(next(h for h in get_args(hint) if h is not type(None)), value, where)
+    if hint is JsonText:
+        value, hint = value if isinstance(value, str) else json_text(value), str
     if isinstance(value, str) and has_controls(value):
         raise InputError(f"{where} = {value!r}: holds control characters or a line end; leave them out")
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
@@ -140,5 +143,10 @@ def toml_of(tree: Mapping[str, Any]) -> str:
     lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for section, values in tree.items():
         if isinstance(values, dict):
-            lines += ["", f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None)]
+            lines += ["", f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in values.items() if v is not None)]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """Return the value of an option in TOML; a table, which stands for JSON, as a text of it."""
+    return json.dumps(json_text(value) if isinstance(value, dict) else value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,14 +12,15 @@ from torch import Tensor
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.training.local_training import infer
+from anchorfl.tasks.arrays.arrow import Bools
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.sparse_rows import SparseRows
 from anchorfl.tasks.contract import ClientData, Objective
 from anchorfl.tasks.ingest.prepared import SERVER_SPLITS, Prepared, Split, training_counts
 from anchorfl.tasks.metrics.classification import classification
-from anchorfl.tasks.metrics.decisions import Decisions, score
+from anchorfl.tasks.metrics.decisions import Decisions, mean, score
 from anchorfl.tasks.metrics.ranking import Ranking, propensities
-from anchorfl.tasks.metrics.scores import Metrics, Scores
+from anchorfl.tasks.metrics.scores import F1_UNCOVERED, Metrics, Scores
 
 ROWS_AT_ONCE, LOGITS_AT_ONCE = 512, 2**24
 """Rows that are scored at a time in a ranking, fewer where they have more logits than that."""
@@ -112,6 +114,7 @@ class Scoring:
         self.data, self.objective, self.metrics = data, objective, metrics
         self.dense = DenseSplits(data, objective, () if ranking else first)
         self.ranked = RankedSplits(data, objective) if ranking else None
+        self.uncovered_C = data.manifest.uncovered_C()
 
     def scores(self, model: Classifier, splits: Sequence[str]) -> dict[str, Scores]:
         """Return the scores of a model as it is, by split; a split without rows is left out."""
@@ -121,7 +124,16 @@ class Scoring:
         if self.ranked is not None:
             return self.ranked.of(model, name)
         rows = self.dense[name]
-        return score_logits(self.metrics, self.objective, logits_of(model, rows).cpu(), rows)
+        scores = score_logits(self.metrics, self.objective, logits_of(model, rows).cpu(), rows)
+        return with_f1_uncovered(scores, self.uncovered_C, rows)
+
+
+def with_f1_uncovered(scores: Scores, uncovered_C: Bools, rows: ClientData) -> Scores:
+    """Return scores with the mean F1 of the classes that no client identifies, where there are such with known rows."""
+    counted_C = uncovered_C & ((rows.y_NC == 1) & (rows.known_NC == 1)).any(0).numpy()
+    if not counted_C.any():
+        return scores
+    return replace(scores, values=scores.values | {F1_UNCOVERED.name: mean(scores.per_class["f1"][counted_C])})
 
 
 def mean_of_models(models: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:

@@ -49,7 +49,7 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.one_class import wrong_number
 from anchorfl.tasks.partition.partition import make_plan
 from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest
-from anchorfl.tasks.partition.stratify import TrainingRows
+from anchorfl.tasks.partition.stratify import TrainingRows, describe_classes
 
 Engine = Literal["ray", "local"]
 Log = Callable[[str], None]
@@ -73,6 +73,9 @@ def prepare(task: Task, options: TaskOptions, seed: int, *, engine: Engine, log:
     number, classes = len(prepared.manifest.examples), len(prepared.manifest.class_names)
     if options.partition == "one_class" and clients not in (0, number):
         raise InputError(wrong_number(task.name, clients, number, classes))
+    if options.cover == "any" and (uncovered_C := prepared.manifest.uncovered_C()).any():
+        names = describe_classes(uncovered_C, prepared.manifest.class_names)
+        log(f"{task.name}: identified by no client, and scored apart as f1_uncovered: {names}")
     return prepared
 
 

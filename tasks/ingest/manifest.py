@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.contract import InputSpec, LabelKind
 from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.files.json_schema import converted, parsed
@@ -66,6 +66,12 @@ class Manifest:
     """Values of the table's column of clients, for pictures; empty where clients have numbers only."""
     files: Mapping[str, str] = field(default_factory=dict)
     """sha256 over the bytes of every other file, by its name."""
+
+    def uncovered_C(self) -> Bools:
+        """Return which classes no client identifies, bool [C]."""
+        out_C = np.ones(len(self.class_names), dtype=np.bool_)
+        out_C[sorted(set().union(*self.classes))] = False
+        return out_C
 
 
 def nonzero_counts(count_C: Ints, among: AbstractSet[int]) -> ClassCounts:

@@ -21,7 +21,8 @@ from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.files.split_leaks import leaked_rows
-from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.options import JsonText, TaskOptions, json_text
+from anchorfl.tasks.partition.client_classes import sets_of_seed
 from anchorfl.tasks.partition.plan import PartitionPlan
 
 SPLITS = ("train", "validation", "test")
@@ -35,16 +36,24 @@ SHOWN = 5
 
 
 def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOptions:
-    """Return the options with ``fold`` as a number, and without a number of clients where it follows from the data.
+    """Return the options with ``fold`` and ``fold_seed`` as numbers, with the class sets of this seed alone, and
+    without a number of clients where it follows from the data.
 
-    So data are prepared once. Raises InputError where the task has no such fold.
+    So data are prepared once. Raises InputError where the task has no such fold, or the class sets have no known form.
     """
+    sets = sets_of_seed(options.client_classes, seed)
+    options = replace(options, client_classes=JsonText("") if sets is None else json_text(sets))
     if options.partition == "one_class":
         options = replace(options, clients=0)
     if not -1 <= options.fold < task.folds and options.fold != -1:
         folds = f"folds 0..{task.folds - 1}" if task.folds else "no folds; leave it at -1"
         raise InputError(f"[task] fold = {options.fold}: {task.name} has {folds}")
-    return replace(options, fold=seed % task.folds) if task.folds and options.fold == -1 else options
+    if not task.folds:
+        return options
+    fold_seed = seed if options.fold_seed is None else options.fold_seed
+    if fold_seed < 0:
+        raise InputError(f"[task] fold_seed = {fold_seed}: must be at least 0, or none for the seed of the run")
+    return replace(options, fold=seed % task.folds if options.fold == -1 else options.fold, fold_seed=fold_seed)
 
 
 def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callable[[str], None]) -> tuple[Table, Task]:
@@ -143,7 +152,8 @@ def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task
 
     for name in {"labels", "known"} & set(table.column_names):
         table = table.set_column(table.column_names.index(name), name, renumbered(table[name]))
-    return table, replace(task, class_names=names, groups=groups)
+    dropped = tuple(name for name in task.class_names if name not in names)
+    return table, replace(task, class_names=names, groups=groups, dropped=dropped)
 
 
 def restrict_validation_labels(

@@ -39,6 +39,8 @@ class Family:
     """Measures in tables of several runs."""
     also: tuple[Measure, ...] = ()
     """Others by which a round may be chosen, by name."""
+    some: tuple[Measure, ...] = ()
+    """Measures that only some data have."""
 
     @property
     def primary(self) -> Measure:
@@ -59,21 +61,26 @@ PRECISION = Measure("precision_macro", "precision", "precision", "macro precisio
 RECALL = Measure("recall_macro", "recall", "recall", "macro recall")
 AUC = Measure("auc", "auc", "AUC", "AUC")
 SUM = Measure("sum", "sum", "sum", "sum of five scores")
+F1_UNCOVERED = Measure("f1_uncovered", "f1_uncovered", "F1 uncovered", "macro F1 of classes that nobody identifies")
 FAMILIES: Mapping[Metrics, Family] = {
-    "threshold": Family((F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY)),
+    "threshold": Family((F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY), some=(F1_UNCOVERED,)),
     "ranking": Family((*P_AT, *NDCG_AT, *PSP_AT, MAP), P_AT, (*P_AT, MAP)),
     "classification": Family(
-        (F1_MACRO, ACCURACY, PRECISION, RECALL, AUC, SUM), (F1_MACRO, ACCURACY, AUC), (F1_MACRO, ACCURACY, AUC), (SUM,)
+        (F1_MACRO, ACCURACY, PRECISION, RECALL, AUC, SUM),
+        (F1_MACRO, ACCURACY, AUC),
+        (F1_MACRO, ACCURACY, AUC),
+        (SUM,),
+        (F1_UNCOVERED,),
     ),
 }
 """``evaluation.metrics`` -> family."""
-MEASURES: Mapping[str, Measure] = {m.name: m for family in FAMILIES.values() for m in family.measures}
+MEASURES: Mapping[str, Measure] = {m.name: m for family in FAMILIES.values() for m in (*family.measures, *family.some)}
 """Name -> measure."""
 
 
 def family_of(name: str) -> Family:
     """Return the family of a measure. Raises KeyError where there is no such name."""
-    return next(family for family in FAMILIES.values() if MEASURES[name] in family.measures)
+    return next(family for family in FAMILIES.values() if MEASURES[name] in (*family.measures, *family.some))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.client_classes import given_sets
 from anchorfl.tasks.partition.plan import ClientPlan
 from anchorfl.tasks.partition.stratify import TrainingRows, check_present, describe_classes, generator, group_rows
 from anchorfl.tasks.partition.subjects import subject_codes
 
 
 def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """Give the classes of ``class_sets`` to the clients, and every row to the client that identifies the rarest of its
-    classes.
+    """Give the classes of ``class_sets``, or those of ``client_classes``, to the clients, and every row to the client
+    that identifies the rarest of its classes.
 
     How rare a class is, is counted over these rows. ``options.keep_subjects``: all rows of a subject go to the client
     that most of them would go to (the first of equals). Rows (subjects) without any class are shuffled and dealt, as
@@ -30,7 +31,11 @@ def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) 
     Raises InputError where that cannot be had, where a class has no row, or where groups or clients do not fit.
     """
     check_present(rows.labels, task.class_names)
-    sets = class_sets(task, options.clients, generator(seed, "categories"))
+    given_MC = given_sets(rows, task, options, seed)
+    if given_MC is None:
+        sets = class_sets(task, options.clients, generator(seed, "categories"))
+    else:
+        sets = _disjoint(given_MC, task)
     owner_C = np.empty(len(task.class_names), dtype=np.int64)
     for client, classes in enumerate(sets):
         owner_C[classes] = client
@@ -46,6 +51,18 @@ def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) 
         )
     parts = group_rows(client_U[unit_N], options.clients)
     return tuple(ClientPlan(rows.row_N[part], tuple(owned.tolist())) for part, owned in zip(parts, sets, strict=True))
+
+
+def _disjoint(given_MC: Bools, task: Task) -> list[Ints]:
+    """Return given class sets, client by client. Raises InputError where a class has not exactly one client."""
+    count_C = given_MC.sum(0)
+    if (count_C != 1).any():
+        raise InputError(
+            f"[task] client_classes: {describe_classes(np.asarray(count_C != 1), task.class_names)} has no client, or"
+            " several, and with partition = 'categories' a row goes to the client of its rarest class: give each class"
+            " one, or choose another partition"
+        )
+    return [np.flatnonzero(given_C) for given_C in given_MC]
 
 
 def _wholes(rows: TrainingRows) -> Ints:

@@ -9,25 +9,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.categories import categories
+from anchorfl.tasks.partition.identified import identified
 from anchorfl.tasks.partition.one_class import one_class
 from anchorfl.tasks.partition.plan import ClientPlan, PartitionPlan
 from anchorfl.tasks.partition.stratify import (
     TrainingRows,
     check_present,
     classes_in,
-    describe_classes,
     generator,
     largest_remainder,
 )
 from anchorfl.tasks.partition.subjects import subject_codes, subjects
 
 PARTITIONS = ("k_classes", "dirichlet", "iid", "categories", "subjects", "one_class")
-TRIES_COVER = 1000
 TRIES_DIRICHLET = 100
 MIN_ROWS = 2
 """Rows that every client of ``dirichlet`` gets at least, where there are that many."""
@@ -105,14 +104,19 @@ def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions,
 
 
 def _clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """Return the clients of the partition that ``options`` name."""
+    """Return the clients of the partition that ``options`` name, with the classes that they say are identified."""
+    clients = _partition(rows, task, options, seed)
+    if options.partition == "one_class":
+        return clients
+    return identified(clients, rows, task, options, seed)
+
+
+def _partition(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
     match options.partition:
-        case "k_classes":
-            return k_classes(rows, task.class_names, options, seed)
+        case "k_classes" | "iid":
+            return iid(rows, options.clients, seed)
         case "dirichlet":
             return dirichlet(rows, task.class_names, options, seed)
-        case "iid":
-            return iid(rows, options.clients, seed)
         case "categories":
             return categories(rows, task, options, seed)
         case "subjects":
@@ -130,42 +134,8 @@ def partitions_of(task: Task) -> tuple[str, ...]:
 def iid(rows: TrainingRows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
     """Deal the rows IID over the clients (sizes differ by at most 1); every client identifies every class."""
     every = tuple(range(rows.labels.classes))
-    parts = _equal_parts(len(rows.row_N), clients, seed)
+    parts = np.array_split(generator(seed, "rows").permutation(len(rows.row_N)), clients)
     return tuple(ClientPlan(np.sort(rows.row_N[part]), every) for part in parts)
-
-
-def k_classes(
-    rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int
-) -> tuple[ClientPlan, ...]:
-    """Deal the rows IID over the clients; each identifies k random classes of its own data.
-
-    FedAlign, 4.1, "random-k classes". ``options.require_all_classes``: the classes of all clients are drawn again until
-    somebody identifies each class, so the draw is uniform over the covering ones. Raises InputError where a client has
-    fewer than k classes or a class is left to nobody.
-    """
-    k, classes = options.classes_per_client, rows.labels.classes
-    parts = _equal_parts(len(rows.row_N), options.clients, seed)
-    own_MC = np.stack([rows.labels.take(part).counts() > 0 for part in parts])
-    _check_k(own_MC, k)
-    check_present(rows.labels, class_names)
-    if options.require_all_classes and k * options.clients < classes:
-        raise InputError(
-            f"{options.clients} clients with {k} classes each cannot identify all {classes} classes; "
-            f"raise [task] classes_per_client or clients until their product is at least {classes}"
-        )
-    tries = TRIES_COVER if options.require_all_classes else 1
-    drawn_MC, missing = _draw_classes(own_MC, k, tries, generator(seed, "classes"))
-    if missing.any():
-        hint = (
-            f"not in {TRIES_COVER} draws; raise [task] classes_per_client or clients, or try another seed"
-            if options.require_all_classes
-            else "set [task] require_all_classes = true, raise classes_per_client, or try another seed"
-        )
-        raise InputError(f"{describe_classes(missing, class_names)} is identified by no client: {hint}")
-    return tuple(
-        ClientPlan(np.sort(rows.row_N[part]), tuple(np.flatnonzero(drawn_C).tolist()))
-        for part, drawn_C in zip(parts, drawn_MC, strict=True)
-    )
 
 
 def dirichlet(
@@ -197,10 +167,6 @@ def dirichlet(
     return tuple(ClientPlan(np.sort(rows.row_N[part]), classes_in(rows.labels.take(part))) for part in parts)
 
 
-def _equal_parts(rows: int, clients: int, seed: int) -> list[Ints]:
-    return np.array_split(generator(seed, "rows").permutation(rows), clients)
-
-
 def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rng: np.random.Generator) -> Ints:
     """Return the number of rows of every stratum for every client, int64 [K, M].
 
@@ -216,21 +182,6 @@ def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rn
         if size_KM.sum(0).min() >= need:
             break
     return size_KM
-
-
-def _draw_classes(own_MC: Bools, k: int, tries: int, rng: np.random.Generator) -> tuple[Bools, Bools]:
-    """Draw uniform k-subsets of every client's classes; return the best of ``tries`` draws, and what it leaves over."""
-    best_MC, left_C = np.zeros_like(own_MC), np.ones(own_MC.shape[1], dtype=np.bool_)
-    for _ in range(tries):
-        key_MC = np.where(own_MC, rng.random(own_MC.shape), 2.0)  # the k smallest of uniform keys are a uniform subset
-        drawn_MC = np.zeros_like(own_MC)
-        np.put_along_axis(drawn_MC, np.argsort(key_MC, axis=1)[:, :k], values=True, axis=1)
-        missing_C = np.asarray(~drawn_MC.any(0))
-        if missing_C.sum() < left_C.sum():
-            best_MC, left_C = drawn_MC, missing_C
-        if not left_C.any():
-            break
-    return best_MC, left_C
 
 
 def _repair(parts: list[Ints], need: int) -> list[Ints]:
@@ -274,8 +225,13 @@ def _check(task: Task, options: TaskOptions, rows: int) -> None:
         raise InputError(
             f"[task] clients = {options.clients} must lie in 1..{rows}: there are {rows} training rows to share"
         )
-    if options.partition == "k_classes" and options.classes_per_client < 1:
+    if "k_classes" in (options.partition, options.identified) and options.classes_per_client < 1:
         raise InputError(f"[task] classes_per_client = {options.classes_per_client} must be at least 1")
+    if options.partition == "one_class" and (options.identified != "partition" or options.client_classes):
+        raise InputError(
+            "[task] partition = 'one_class': every client identifies the class that it stands for; leave out"
+            " identified and client_classes"
+        )
     if options.partition == "dirichlet" and not 0 < options.beta < float("inf"):
         raise InputError(f"[task] beta = {options.beta} must be a finite number above 0")
 
@@ -290,16 +246,3 @@ def _check_keep_subjects(task: Task, options: TaskOptions) -> None:
         )
     if not task.subjects:
         raise InputError(f"[task] keep_subjects = true: {task.name} has no subjects; set it to false")
-
-
-def _check_k(own_MC: Bools, k: int) -> None:
-    count_M = own_MC.sum(1)
-    if (count_M < k).any():
-        client, least = int(np.flatnonzero(count_M < k)[0]), int(count_M.min())
-        ways = [f"lower it to {least}"] if least else []
-        if own_MC.any(0).sum() >= k and len(own_MC) > 1:  # else no client could have so many
-            ways.append("use fewer clients")
-        raise InputError(
-            f"[task] classes_per_client = {k}, but client {client} has rows of only {count_M[client]} classes; "
-            f"{' or '.join(ways) or 'give rows with classes'}"
-        )

@@ -25,6 +25,7 @@ from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.ingest.raw_table import SPLIT_WORDS, SPLITS
 from anchorfl.tasks.options import TaskOptions, table_stem
+from anchorfl.tasks.partition.client_classes import read_client_classes
 from anchorfl.tasks.partition.stratify import TEST, stratified_holdout
 from anchorfl.tasks.tabular import questions, samples
 from anchorfl.tasks.tabular.image_folder import open_file_or_folder
@@ -97,10 +98,12 @@ def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
 
 
 def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
-    """Return the options with the table's name, and with what a column ``client`` says. Log what was guessed.
+    """Return the options with the table's name, with what a column ``client`` says, and with the class sets that a
+    file gives. Log what was guessed.
 
-    That is partition by subjects, one client for every value.
+    A column ``client`` means partition by subjects, one client for every value.
     """
+    options = replace(options, client_classes=read_client_classes(options.client_classes, option_path("", options)))
     if not options.file:
         wrong = next((name for name in OWN_OPTIONS if name != "file" and getattr(options, name)), "")
         if wrong:

@@ -33,16 +33,18 @@ def test_no_run_of_a_kept_table_is_missing(records):
 
 
 def test_a_block_is_written_anew_and_prose_is_left(records):
-    text = "Prose.\n\n<!-- made: seeds r8-8-again -->\nold\n<!-- end -->\n\n| typed | 1 |\n"
+    text = "Prose.\n\n<!-- made: seeds r8-8-redrawn-again -->\nold\n<!-- end -->\n\n| typed | 1 |\n"
     new = made(text, records)
-    assert new.startswith("Prose.\n\n<!-- made: seeds r8-8-again -->\n")
+    assert new.startswith("Prose.\n\n<!-- made: seeds r8-8-redrawn-again -->\n")
     assert new.endswith("<!-- end -->\n\n| typed | 1 |\n")
     assert "| FedAlign | macro F1 | 83.87 | 83.87 |" in new
     assert "old" not in new
     assert made(new, records) == new
 
 
-@pytest.mark.parametrize("words", ["nothing r8-8", "seeds nothing", "seeds r8-8 other=1", "swings r8-8"])
+@pytest.mark.parametrize(
+    "words", ["nothing r8-8-redrawn", "seeds nothing", "seeds r8-8-redrawn other=1", "swings r8-8-redrawn"]
+)
 def test_a_block_that_no_view_understands_is_named(words, records):
     with pytest.raises(InputError, match=re.escape(f"<!-- made: {words} -->")):
         made(f"<!-- made: {words} -->\n<!-- end -->\n", records)
@@ -51,7 +53,7 @@ def test_a_block_that_no_view_understands_is_named(words, records):
 def test_check_names_the_page_that_differs_and_writes_nothing(tmp_path, monkeypatch, capsys, records):
     monkeypatch.setattr("benchmarks.reproducibility.Records", lambda folder: records)  # which has the archives unpacked
     page = tmp_path / "page.md"
-    page.write_text("<!-- made: seeds r8-8-again -->\n<!-- end -->\n")
+    page.write_text("<!-- made: seeds r8-8-redrawn-again -->\n<!-- end -->\n")
     monkeypatch.setattr("benchmarks.reproducibility.TOP", tmp_path)
     monkeypatch.setattr("benchmarks.reproducibility.pages", lambda: [page])
     monkeypatch.setattr(sys, "argv", ["reproducibility", "--check"])
@@ -61,7 +63,7 @@ def test_check_names_the_page_that_differs_and_writes_nothing(tmp_path, monkeypa
     said = capsys.readouterr().err
     assert said.startswith("page.md: ")
     assert said.count("\n") == 1
-    assert page.read_text() == "<!-- made: seeds r8-8-again -->\n<!-- end -->\n"
+    assert page.read_text() == "<!-- made: seeds r8-8-redrawn-again -->\n<!-- end -->\n"
     monkeypatch.setattr(sys, "argv", ["reproducibility"])
     main()
     assert "83.87" in page.read_text()

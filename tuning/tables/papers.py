@@ -26,6 +26,7 @@ def _paper(name: str, **fields: Any) -> Paper:
         published=file.published,
         seeds=file.seeds,
         data=file.data,
+        beside=file.beside,
         methods={row.published: row_name for row_name, row in file.rows.items() if row.published},
         presets={label: tuple(methods) for label, methods in presets.items()},
         **fields,

@@ -83,6 +83,8 @@ class Paper:
     """Methods whose figures are not run again."""
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Data set -> methods that have a preset for it; those that are not published are run beside the others."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Data set that is not in the paper -> the published one whose figures stand beside it."""
     convention: bool = False
     """True: communication is shown as FedALC counts it, too."""
     file: Path = PUBLISHED
@@ -165,10 +167,12 @@ def value_text(value: object) -> str:
 
 
 def figure_lines(paper: Paper) -> list[dict[str, str]]:
-    """Return the lines of its file that belong to its tables."""
+    """Return the lines of its file that belong to its tables, those for a data set that stands beside another, too."""
     with paper.file.open(encoding="utf-8", newline="") as stream:
         lines = csv.DictReader(stream)
-        return [line for line in lines if line["paper"] == paper.published and line["table"] in paper.tables]
+        own = [line for line in lines if line["paper"] == paper.published and line["table"] in paper.tables]
+    also = [line | {"dataset": label} for label, of in paper.beside.items() for line in own if line["dataset"] == of]
+    return own + also
 
 
 def metrics_of(paper: Paper, data: str) -> list[Metric]:

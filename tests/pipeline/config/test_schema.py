@@ -7,7 +7,7 @@ import pytest
 from anchorfl.pipeline.config.experiment import digest, flat, to_tree
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.config.schema import from_tree
+from anchorfl.pipeline.config.schema import from_tree, to_toml, with_options
 from anchorfl.tasks.errors import InputError
 
 
@@ -15,6 +15,24 @@ def test_the_tree_is_its_own_inverse(experiment):
     for method in ("fedavg", "fedalign"):
         e = experiment(method)
         assert from_tree(to_tree(e)) == e
+
+
+def test_a_list_or_a_table_may_stand_for_json(tmp_path):
+    """In a preset, in Python and on the command line; as TOML it is one line of text."""
+    path = tmp_path / "own.toml"
+    for text, value in (
+        ("client_classes = [['a', 'b'], [1]]", '[["a","b"],[1]]'),
+        ("[task.client_classes]\n7 = [['a'], ['b']]", '{"7":[["a"],["b"]]}'),
+        ("client_classes = '[[0]]'", "[[0]]"),
+        ("client_classes = 'sets.csv'", "sets.csv"),
+    ):
+        path.write_text(f"[task]\n{text}\n[method]\nname = 'fedavg'\n")
+        experiment = read_preset(str(path))
+        assert experiment.task.client_classes == value
+        path.write_text(to_toml(experiment))
+        assert read_preset(str(path)) == experiment
+        assert override(experiment, ["--task.client_classes", value], "run") == experiment
+    assert with_options(experiment, {"task.client_classes": [["a"]]}).task.client_classes == '[["a"]]'
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ LONELY = np.eye(4, dtype=bool)[np.where(np.arange(80) == 0, 3, np.arange(80) % 3
         (BALANCED, {"clients": 2, "classes_per_client": 1}, "cannot identify all 4 classes; raise"),
         (
             BALANCED,
-            {"clients": 1, "classes_per_client": 3, "require_all_classes": False},
+            {"clients": 1, "classes_per_client": 3, "cover": "error"},
             "'class[0-3]' is identified by no client: set",
         ),
         (BALANCED[:, [0, 1, 2, 3, 3]] & [1, 1, 1, 1, 0], {"clients": 2}, "'class4' has no training row"),

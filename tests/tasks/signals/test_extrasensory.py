@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import shutil
 from dataclasses import replace
 
@@ -11,11 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from sklearn.model_selection import train_test_split
 
+from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.tasks.contract import InputSpec, Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.raw_table import canonicalize_options
 from anchorfl.tasks.signals import extrasensory as module
 from anchorfl.tasks.signals.extrasensory import GAP, STEPS, extrasensory, fit, read
 from anchorfl.tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS, TABLE_NAMES
@@ -120,6 +124,35 @@ def test_a_sequence_is_on_one_side_of_the_validation_split(es_twin, tmp_path):
         sides = [{sequence_of[row] for row in part.tolist()} for part in parts]
         training = {sequence_of[r] for r in table.filter(pc.equal(table["split"], "train"))["row"].to_pylist()}
         assert sum(map(len, sides)) == len(set().union(*sides)) == len(training)
+
+
+def test_folds_may_be_drawn_by_the_seed_of_the_run(es_twin, tmp_path):
+    """As FedAlign's authors do: 5 parts anew for each seed."""
+    base = options(variant="sequences", fold=-1, root=str(es_twin), cache=str(tmp_path), partition="iid", clients=2)
+    own = replace(base, fold_seed=None)
+    assert canonicalize_options(extrasensory(), own, 4321) == replace(base, fold=1, fold_seed=4321)
+    tested = [prepare(extrasensory(), own, seed, engine="local").manifest for seed in (5, 10)]  # both test fold 0
+    assert tested[0].raw_digest == tested[1].raw_digest
+    rows = [read(es_twin, replace(base, fold=0, fold_seed=seed)).column("split").to_pylist() for seed in (5, 10, 5)]
+    assert rows[0] == rows[2] != rows[1]
+    assert [m.test for m in tested] == [split.count("test") for split in rows[:2]]
+    with pytest.raises(InputError, match="fold_seed = -1: must be at least 0"):
+        canonicalize_options(extrasensory(), replace(base, fold_seed=-1), 0)
+
+
+@pytest.mark.parametrize(("name", "clients"), [("es-15/fedalign", 15), ("es-25/fedalign", 25)])
+def test_the_presets_have_the_class_sets_of_the_authors_code(name, clients):
+    """All 51 classes, each with one client, in halves of the categories that scikit-learn draws."""
+    for seed, sets in json.loads(read_preset(name).task.client_classes).items():
+        groups = sorted(
+            ([c for c in CLASSES if c in members] for members in GROUPS.values()), key=lambda g: CLASSES.index(g[0])
+        )
+        while len(groups) < clients:
+            largest = max(groups, key=len)
+            groups = [g for g in groups if g != largest]
+            groups += train_test_split(largest, train_size=0.5, random_state=int(seed))
+        assert {frozenset(part) for part in sets} == {frozenset(group) for group in groups}
+        assert sorted(c for part in sets for c in part) == sorted(CLASSES)
 
 
 def test_without_published_folds_whole_users_are_drawn(folder):

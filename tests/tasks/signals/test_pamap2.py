@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.raw_files import status
@@ -144,6 +146,23 @@ def test_prepared_windows_are_scaled(recordings, tmp_path):
     assert np.allclose(every.mean(0), 0, atol=1e-3)
     assert np.allclose(every.std(0), 1, atol=1e-3)
     assert prepared.split("test", Objective("single")).x.shape[1:] == (STEPS, F)
+
+
+def test_the_preset_gives_every_person_five_of_its_own_activities(recordings, folder, tmp_path):
+    """FedAlign: a subject is a client; one who has fewer activities identifies them all."""
+    for raw, subjects in ((recordings, 9), (folder, 2)):
+        task = replace(
+            read_preset("pamap2-9/fedalign").task, root=str(raw), cache=str(tmp_path), clients=subjects, validation=0
+        )
+        prepared = prepare(pamap2(), task, 4321, engine="local")
+        table = read(raw, task)
+        train = table.filter(pc.equal(table["split"], "train"))
+        assert {len(classes) for classes in prepared.manifest.classes} == {5}
+        for client, subject in enumerate(sorted(set(train["subject"].to_pylist()))):
+            own = train.filter(pc.equal(train["subject"], subject))
+            held = set(own["labels"].combine_chunks().flatten().to_pylist())
+            assert set(prepared.manifest.classes[client]) <= held
+            assert prepared.manifest.examples[client] == own.num_rows
 
 
 def test_files_may_lie_in_the_folder_itself_or_deeper_or_be_packed(folder, tmp_path):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.tasks.contract import InputSpec, Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
@@ -73,7 +75,7 @@ def test_missing_empty_and_truncated_files_are_named(folder, tmp_path):
     [
         ({"clients": 2, "classes_per_client": 9}, r"classes_per_client = 9, but client 0 has rows of only \d classes"),
         ({"clients": 2, "classes_per_client": 3}, "2 clients with 3 classes each cannot identify all 8 classes"),
-        ({"clients": 1, "classes_per_client": 7, "require_all_classes": False}, "is identified by no client: set"),
+        ({"clients": 1, "classes_per_client": 7, "cover": "error"}, "is identified by no client: set"),
         ({"clients": 2, "classes_per_client": 4, "min_count": 999}, "no word occurs 999 times"),
         ({"clients": 2, "classes_per_client": 4, "max_tokens": 0}, "max_tokens = 0 must be at least 1"),
         ({"variant": "raw"}, "'raw' is no variant of r8: it has stemmed, textgcn"),
@@ -127,3 +129,28 @@ def test_the_real_federation_looks_like_the_papers(data_folder, tmp_path):
     length_N = prepared.client(0, Objective("single")).length_N
     assert length_N is not None
     assert length_N.double().mean() == pytest.approx(66, abs=5)
+
+
+@pytest.mark.data
+def test_the_presets_give_each_class_to_as_many_clients_as_the_authors_code(data_folder, tmp_path):
+    """Trade, grain, ship, acq, earn, money-fx, interest, crude, by seed; the classes of other seeds are drawn."""
+    order = ("trade", "grain", "ship", "acq", "earn", "money-fx", "interest", "crude")
+    counts = {
+        4321: [4, 4, 1, 4, 2, 3, 3, 3],
+        4322: [4, 6, 3, 4, 2, 3, 0, 2],
+        4323: [6, 2, 1, 4, 3, 4, 3, 1],
+        4324: [2, 4, 5, 4, 3, 1, 3, 2],
+        4325: [3, 5, 5, 4, 1, 4, 1, 1],
+    }
+    for seed, count in counts.items():
+        lines = []
+        options = replace(read_preset("r8-8/fedalign").task, cache=str(tmp_path))
+        manifest = prepare(find_task("r8"), options, seed, engine="local", log=lines.append).manifest
+        identified = [CLASSES[c] for classes in manifest.classes for c in classes]
+        assert [identified.count(name) for name in order] == count
+        assert [CLASSES[c] for c in np.flatnonzero(manifest.uncovered_C())] == ["interest"] * (seed == 4322)
+        assert ("class 'interest'" in lines[-1]) == (seed == 4322)
+        redrawn = replace(read_preset("r8-8-redrawn/fedalign").task, cache=str(tmp_path))
+        again = prepare(find_task("r8"), redrawn, seed, engine="local").manifest
+        assert again.examples == manifest.examples
+        assert not again.uncovered_C().any()

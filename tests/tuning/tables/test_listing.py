@@ -21,18 +21,18 @@ def test_without_a_pattern_all_federations_and_rows(capsys):
     words = set(text.replace(",", " ").replace(":", " ").split())
     for name in preset_names():
         assert set(name.split("/")) <= words, name
-    assert "332 presets, each a federation and a row" in text
+    assert "365 presets, each a federation and a row" in text
     assert max(map(len, text.splitlines())) <= 120
 
 
 def test_published_beside_ours(capsys):
-    lines = shown(capsys, "r8-8/*").splitlines()
+    lines = shown(capsys, "r8-8-redrawn/*").splitlines()
     assert lines[0].split("  ")[0] == "preset"
     assert len(lines) == 1 + 12 * 2
-    found = [line for line in lines if line.startswith("r8-8/fedalign ")]
+    found = [line for line in lines if line.startswith("r8-8-redrawn/fedalign ")]
     assert [" ".join(line.split()) for line in found] == [
-        "r8-8/fedalign macro F1 83.76 87.77 ± 4.06 4321-4325 0.45 CPU hours",
-        "r8-8/fedalign accuracy 94.92 95.41 ± 1.76 4321-4325 0.45 CPU hours",
+        "r8-8-redrawn/fedalign macro F1 83.76 87.77 ± 4.06 4321-4325 0.45 CPU hours",
+        "r8-8-redrawn/fedalign accuracy 94.92 95.41 ± 1.76 4321-4325 0.45 CPU hours",
     ]
 
 
