@@ -7,6 +7,8 @@ the pieces of a whole, or all rows of a subject; K pairs of a unit and a client 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from anchorfl.tasks.arrays.arrow import Bools, Ints
@@ -51,6 +53,25 @@ def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) 
         )
     parts = group_rows(client_U[unit_N], options.clients)
     return tuple(ClientPlan(rows.row_N[part], tuple(owned.tolist())) for part, owned in zip(parts, sets, strict=True))
+
+
+def clients_by_rarest(rows: TrainingRows, clients: Sequence[ClientPlan], seed: int) -> Ints:
+    """Return for each row the client that identifies the rarest of its classes, int64 [N]. The pieces of a whole go by
+    most of them, rows without a class are shuffled and dealt. Raises InputError where a class has not one client.
+    """
+    owner_C, count_C = np.zeros((2, rows.labels.classes), dtype=np.int64)
+    for client, plan in enumerate(clients):
+        owner_C[list(plan.classes)] = client
+        count_C[list(plan.classes)] += 1
+    if (count_C != 1).any():
+        raise InputError(
+            "[task] validation_from = 'clients': a published validation row goes to the client of its rarest class, and"
+            " some class has none or several; leave identified at 'partition', or validation_from at 'server'"
+        )
+    if not len(rows.row_N):
+        return np.zeros(0, dtype=np.int64)
+    unit_N, rng = _wholes(rows), generator(seed, "validation rows without a class")
+    return _vote(rows.labels, unit_N, owner_C, len(clients), rng)[unit_N]
 
 
 def _disjoint(given_MC: Bools, task: Task) -> list[Ints]:

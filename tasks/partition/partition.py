@@ -13,7 +13,7 @@ from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.categories import categories
+from anchorfl.tasks.partition.categories import categories, clients_by_rarest
 from anchorfl.tasks.partition.identified import identified
 from anchorfl.tasks.partition.one_class import one_class
 from anchorfl.tasks.partition.plan import ClientPlan, PartitionPlan
@@ -37,15 +37,17 @@ def make_plan(
 ) -> PartitionPlan:
     """Return the plan for the training rows: validation rows first, then the partition of the rest.
 
-    validation: ids of published validation rows, which are among the rows; None: they are drawn. Raises InputError
+    validation: ids of published validation rows, which are among the rows; None: they are drawn. Those that are
+    published have a client, whose labels alone they show, only with ``categories`` and ``validation_from = "clients"``:
+    that of their rarest class, counted over them (FedAlign's code for MIMIC-III). Raises InputError
     where the options do not fit the data. Every draw has a generator of its own, so that one choice does not shift
     another's random numbers.
     """
     _check_rows(rows, task, validation)
-    if validation is not None and options.validation_from != "server":
+    if validation is not None and options.validation_from != "server" and options.partition != "categories":
         raise InputError(
-            f"[task] validation_from = {options.validation_from!r}: {task.name} publishes its validation rows, so that "
-            "none are drawn; leave it at 'server'"
+            f"[task] validation_from = {options.validation_from!r}: {task.name} publishes its validation rows, which "
+            f"have a client only with partition = 'categories', not {options.partition!r}; leave it at 'server'"
         )
     rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
     if validation is None and options.validation_from == "clients":
@@ -55,9 +57,13 @@ def make_plan(
         validation = _scorable_rows(rows, task).held_out(options.validation, rng)
         if options.partition == "subjects" and rows.subject_N is not None:
             validation = _spare_last_rows(rows, validation)
-    rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
+    held_out_N = np.isin(rows.row_N, validation)
+    published, rows = rows.take(np.flatnonzero(held_out_N)), rows.take(np.flatnonzero(~held_out_N))
     _check(task, options, len(rows.row_N))
-    return PartitionPlan(_clients(rows, task, options, seed), np.sort(validation), seed)
+    clients = _clients(rows, task, options, seed)
+    if options.validation_from == "server":
+        return PartitionPlan(clients, published.row_N, seed)
+    return PartitionPlan(clients, published.row_N, seed, clients_by_rarest(published, clients, seed))
 
 
 def _scorable_rows(rows: TrainingRows, task: Task) -> TrainingRows:

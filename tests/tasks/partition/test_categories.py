@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,31 @@ def grouped(draw, classes):
     of_class = draw(st.lists(st.integers(0, classes - 1), min_size=classes, max_size=classes))
     order = draw(st.permutations(range(classes)))
     return {f"group{g}": tuple(c for c in order if of_class[c] == g) for g in dict.fromkeys(of_class)}
+
+
+@QUICK
+@given(multi_labels(least=3), st.integers(0, 10**6))
+def test_published_validation_rows_go_by_their_rarest_class(y_NC, seed):
+    """Counted over these rows, with the class sets of the training rows; the training rows do not move."""
+    rng = np.random.default_rng(seed)
+    classes, row_N = y_NC.shape[1], rng.permutation(2 * len(y_NC)) + 7
+    rows = rows_of(np.concatenate([y_NC, y_NC]), row_N)  # so that the training rows have every class
+    task = task_of(classes, {"one": tuple(range(classes))})
+    own, server = options(min(2, classes)), options(min(2, classes))
+    own = replace(own, validation_from="clients")
+    validation = row_N[: len(y_NC)]
+    plan, plain = (make_plan(rows, task, o, seed, validation) for o in (own, server))
+    assert [c.rows.tolist() for c in plan.clients] == [c.rows.tolist() for c in plain.clients]
+    assert plan.validation.tolist() == plain.validation.tolist() == sorted(validation.tolist())
+    client_of = dict(zip(plan.validation.tolist(), plan.validation_client.tolist(), strict=True))
+    count_C = y_NC.sum(0)
+    for row, y in zip(validation.tolist(), y_NC, strict=True):
+        if y.any():
+            rarest = min(np.flatnonzero(y), key=lambda c: (count_C[c], c))
+            assert rarest in plan.clients[client_of[row]].classes
+    if classes > 1:
+        with pytest.raises(InputError, match="some class has none or several; leave identified"):
+            make_plan(rows, task, replace(own, identified="all"), seed, validation)
 
 
 @st.composite
