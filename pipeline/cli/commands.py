@@ -200,7 +200,7 @@ def diagnose(options: argparse.Namespace) -> int:
         clients = int(numbers[0]), int(numbers[1])
     diagnose_options = DiagnoseOptions(
         parts=tuple(options.parts.split(",")), clients=clients, rows=options.rows, pairs=options.pairs,
-        cap=options.cap, clusters=options.clusters,
+        cap=options.cap, clusters=options.clusters, classes=tuple(c.strip() for c in options.classes.split(",") if c),
     )  # fmt: skip
     for run in options.runs:
         lines = diagnose_run(run, diagnose_options, places=typed_places(options))

@@ -176,4 +176,7 @@ def _diagnose(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--pairs", type=int, default=45, help="pairs of clients that are compared, at most")
     sub.add_argument("--cap", type=int, default=500, help="rows of a client that are compared, at most")
     sub.add_argument("--clusters", type=int, default=0, help="of class embeddings; default: root of the classes")
+    sub.add_argument(
+        "--classes", default="", help="whose embeddings are shown, names or numbers with commas; default: all"
+    )
     commands.add_places(sub)

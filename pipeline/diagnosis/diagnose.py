@@ -52,6 +52,8 @@ class DiagnoseOptions:
     """Rows that are sampled of a client at most, from 20."""
     clusters: int = 0
     """Clusters of class embeddings; 0: the root of the number of classes."""
+    classes: tuple[str, ...] = ()
+    """Classes whose embeddings are shown, by name or number; none: all."""
 
     def __post_init__(self) -> None:
         unknown = [part for part in self.parts if part not in PARTS]
@@ -112,7 +114,7 @@ def _measure(analysis: Analysis, options: DiagnoseOptions, out: Path, log: Log) 
         "divergence": lambda: divergence(analysis, out, clients=pair(), pairs=options.pairs, cap=options.cap),
         "pseudo": lambda: pseudo_labels(analysis, out, log),
         "agreement": lambda: agreement(analysis, out, clients=pair(), rows=options.rows),
-        "embeddings": lambda: embeddings(analysis, out, clusters=options.clusters, log=log),
+        "embeddings": lambda: embeddings(analysis, out, clusters=options.clusters, classes=options.classes, log=log),
         "confusion": lambda: confusion(analysis, out),
         "generated": lambda: generated(analysis, out),
     }

@@ -170,53 +170,49 @@ def _name_clusters(ax: Axes, clusters: Sequence[tuple[str, Floats]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A measure that is laid beside the cosines of class embeddings."""
+    """A measure of every two classes that is laid beside the cosines of their embeddings."""
 
     name: str
-    """Name of the matrix in that of its file."""
+    """Name in those of its file and of the record."""
     short: str
     """Name in the printed lines."""
     title: str
     """Title of its panel."""
     signed: bool
     """0 is its middle."""
-
-
-PMI = Beside("pmi", "PMI", "PMI of the names, edges only", False)
-PHI = Beside("phi", "label correlation", "correlation (phi) of the labels", True)
+    values_CC: Floats
+    """NaN where it is unknown, -inf where it is less than any."""
+    rho: float
+    """Its rank correlation with the cosines; NaN where there is none."""
+    pairs: int
+    """Pairs of classes in that."""
 
 
 def draw_matrices(
     cosine_CC: Floats,
-    beside_CC: Floats | None,
-    beside: Beside,
+    besides: Sequence[Beside],
     order_C: Ints,
     cluster_C: Ints,
     names: Sequence[str],
-    rho: float | None,
     out: Path,
 ) -> None:
     """Draw ``class_embeddings.png``: cosines of class embeddings and what is laid beside them, if anything.
 
-    Both are in the same order, with lines between spectral clusters.
+    All are in the same order, with lines between spectral clusters.
     """
-    classes, panels = len(order_C), 1 if beside_CC is None else 2
+    classes = len(order_C)
+    off_CC = ~np.eye(classes, dtype=np.bool_)
     side = min(11.0, max(4.2, 0.34 * classes + 1.6))
-    figure = new_figure(side * panels + 0.6, side + 0.3)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
-    apart = float(np.abs(cosine_CC[~np.eye(classes, dtype=np.bool_)]).max(initial=0.0)) or 1.0
-    shown = [(cosine_CC, "cosine of class embeddings", "RdBu_r", -apart, apart)]
-    if beside_CC is not None:
-        off_CC = beside_CC[~np.eye(classes, dtype=np.bool_)]
-        top = float(np.nanmax(np.abs(off_CC) if beside.signed else off_CC, initial=0.0)) or 1.0
-        if beside.signed:  # both are correlations of a kind: one scale for both
-            top = max(top, apart)
-            shown = [(cosine_CC, "cosine of class embeddings", "RdBu_r", -top, top)]
-        with_rho = "" if rho is None else f" (rank correlation {rho:.2f})"
+    figure = new_figure(side * (1 + len(besides)) + 0.6, side + 0.3)
+    axes = figure.subplots(1, 1 + len(besides), squeeze=False)[0]
+    apart = float(np.abs(cosine_CC[off_CC]).max(initial=0.0)) or 1.0
+    _matrix(axes[0], cosine_CC, "cosine of class embeddings", "RdBu_r", -apart, apart, order_C, cluster_C, names)
+    for ax, beside in zip(axes[1:], besides, strict=True):
+        finite = beside.values_CC[off_CC & np.isfinite(beside.values_CC)]
+        top = float(np.max(np.abs(finite) if beside.signed else finite, initial=0.0)) or 1.0
         colors, low = ("RdBu_r", -top) if beside.signed else ("Reds", 0.0)
-        shown.append((beside_CC, f"{beside.title}{with_rho}", colors, low, top))
-    for ax, panel in zip(axes, shown, strict=True):
-        _matrix(ax, *panel, order_C, cluster_C, names)
+        title = beside.title if np.isnan(beside.rho) else f"{beside.title} (rank correlation {beside.rho:.2f})"
+        _matrix(ax, beside.values_CC, title, colors, low, top, order_C, cluster_C, names)
     save(figure, out / "class_embeddings.png")
 
 
@@ -231,12 +227,13 @@ def _matrix(
     cluster_C: Ints,
     names: Sequence[str],
 ) -> None:
-    """Draw one matrix in the order of the clusters, without its diagonal."""
+    """Draw one matrix in the order of the clusters, without its diagonal; -inf in the color of ``low``, unnumbered."""
     inner_CC = values_CC[np.ix_(order_C, order_C)].copy()
     np.fill_diagonal(inner_CC, np.nan)
     cmap = colormaps[colors].with_extremes(bad="none")
     ax.imshow(np.where(np.eye(len(order_C)), 0.85, 1.0), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    image = ax.imshow(np.ma.masked_invalid(inner_CC), cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
+    shown_CC = np.ma.masked_invalid(np.where(np.isneginf(inner_CC), low, inner_CC))
+    image = ax.imshow(shown_CC, cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
     _label_cells(ax, inner_CC, [names[c] for c in order_C], np.abs(inner_CC) > 0.65 * high)
     unknown_CC = np.isnan(inner_CC) & ~np.eye(len(order_C), dtype=np.bool_)
     if unknown_CC.any():

@@ -69,7 +69,7 @@ def test_fedalign_with_a_table_of_names(run_of, trained):
     lines = diagnose(folder, QUICK, quiet)
     out = folder / "diagnosis"
     pictures = {"divergence", "pseudo_labels", "representations", "class_embeddings"}
-    tables = {"divergence", "pseudo_labels", "agreement", "representations", "class_cosine", "class_pmi"}
+    tables = {"divergence", "pseudo_labels", "agreement", "representations", "class_cosine", "class_names"}
     expected = (
         {f"{n}.{kind}" for n in pictures | {"confusion"} for kind in ("png", "svg")}
         | {f"{n}.csv" for n in tables}
@@ -88,13 +88,13 @@ def test_fedalign_with_a_table_of_names(run_of, trained):
     assert {r["model"] for r in points} == {"global", "a", "b"}
     order = [r["class"] for r in table(out / "class_cosine.csv")]
     assert sorted(order) == sorted(TOPICS)
-    pmi = {r["class"]: r for r in table(out / "class_pmi.csv")}
-    assert list(pmi) == order
-    assert (pmi["engine"]["river"], pmi["fruit"]["music"], pmi["music"]["river"]) == ("2", "1.5", "0")
+    names = {r["class"]: r for r in table(out / "class_names.csv")}
+    assert list(names) == order
+    assert (names["engine"]["river"], names["fruit"]["music"], names["music"]["river"]) == ("2", "1.5", "0")
     records = {r.round: r.metrics for r in read_records(out)[0]}
     assert list(records) == [2, 3]
     assert {"diagnosis/a_distance/pair", "diagnosis/a_distance/local", "diagnosis/pseudo/chance"} <= records[2].keys()
-    assert {"diagnosis/agreement/cosine/a_b", "diagnosis/classes/spearman"} <= records[3].keys()
+    assert {"diagnosis/agreement/cosine/a_b", "diagnosis/classes/spearman_names"} <= records[3].keys()
     assert sum("rank correlation" in line for line in lines) == 1
     after = content(folder)
     changed = {n for n in before if before[n] != after.get(n)}
@@ -144,14 +144,14 @@ def test_multi_label_with_a_gate(run_of):
     assert sum(int(r["positive"]) for r in rows) > 0  # the gate looks at the server's scores of that round
 
 
-def test_class_rows_stand_beside_the_correlation_of_the_labels(run_of, experiment):
-    """Multi-label without a table of names: phi over the training rows, by NumPy's correlation of the true labels."""
+def test_class_rows_stand_beside_the_pmi_of_the_labels(run_of, experiment):
+    """Multi-label: PMI over the training rows, from counts of the true labels; of chosen classes the same numbers."""
     folder = run_of("fedalc", "toy-multi", optimizer={"name": "sgd", "lr": 0.1, "batch_size": 0})
     lines = diagnose(folder, DiagnoseOptions(parts=("embeddings",)), quiet)
-    assert any("rank correlation of cosine and label correlation" in line for line in lines)
+    assert any("rank correlation of cosine and PMI of the labels" in line for line in lines)
     out = folder / "diagnosis"
-    phi, cosine = ({r["class"]: r for r in table(out / f"class_{n}.csv")} for n in ("phi", "cosine"))
-    assert list(phi) == list(cosine)
+    pmi, cosine = ({r["class"]: r for r in table(out / f"class_{n}.csv")} for n in ("pmi", "cosine"))
+    assert list(pmi) == list(cosine)
     task = find_task("toy-multi")
     raw = task.read(None, TaskOptions())
     plan = open_analysis(folder, quiet).prepared.plan()
@@ -159,12 +159,20 @@ def test_class_rows_stand_beside_the_correlation_of_the_labels(run_of, experimen
     y_NC = np.zeros((len(held), 5))
     for i, row in enumerate(held):
         y_NC[i, raw["labels"][row].as_py()] = 1
-    want = np.corrcoef(y_NC.T)
     for a, one in enumerate(task.class_names):
         for b, other in enumerate(task.class_names):
-            assert float(phi[one][other]) == pytest.approx(want[a, b], abs=1e-5)
+            both = (y_NC[:, a] * y_NC[:, b]).mean()
+            want = np.log(both / (y_NC[:, a].mean() * y_NC[:, b].mean())) if both else -np.inf
+            assert float(pmi[one][other]) == pytest.approx(want, abs=1e-5)
     with Image.open(out / "class_embeddings.png") as picture:
         assert picture.size[0] > 1.5 * picture.size[1]
+    some = (task.class_names[3], "0")
+    diagnose(folder, DiagnoseOptions(parts=("embeddings",), classes=some), quiet)
+    chosen = {r["class"]: r for r in table(out / "class_pmi.csv")}
+    assert chosen.keys() == {task.class_names[0], task.class_names[3]}
+    assert all(chosen[c][other] == pmi[c][other] for c in chosen for other in chosen)
+    with pytest.raises(InputError, match="--classes bicycle: no class of that name"):
+        diagnose(folder, DiagnoseOptions(parts=("embeddings",), classes=("bicycle",)), quiet)
 
 
 def test_a_method_without_pseudo_labels_and_class_embeddings(run_of):

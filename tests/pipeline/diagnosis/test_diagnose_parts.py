@@ -17,8 +17,14 @@ from anchorfl.pipeline.diagnosis import figures
 from anchorfl.pipeline.diagnosis.agreement import agreement_of, embed, select_rows
 from anchorfl.pipeline.diagnosis.clients import check_clients, farthest
 from anchorfl.pipeline.diagnosis.divergence import contrasts, proxy_a_distance
-from anchorfl.pipeline.diagnosis.embeddings import correlations, cosines, order_classes, rank_correlation
-from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_confusion, draw_frames, draw_matrices, draw_precision
+from anchorfl.pipeline.diagnosis.embeddings import (
+    chosen_classes,
+    cosines,
+    label_pmi,
+    order_classes,
+    rank_correlation,
+)
+from anchorfl.pipeline.diagnosis.figures import Beside, draw_confusion, draw_frames, draw_matrices, draw_precision
 from anchorfl.pipeline.diagnosis.pseudo_labels import Counts, _summary, judge
 from anchorfl.pipeline.diagnosis.result import write_table
 from anchorfl.pipeline.diagnosis.truth import Truth
@@ -234,7 +240,24 @@ def test_a_pair_that_is_unknown_is_left_out_of_the_rank_correlation():
     assert pairs == 0
 
 
-def test_the_correlation_of_two_labels_that_no_row_has_together_is_unknown(monkeypatch):
+def test_labels_that_never_stand_together_rank_lowest():
+    a = np.array([[9.0, 1, 2, 3], [1, 9, 4, 5], [2, 4, 9, 6], [3, 5, 6, 9]])
+    b = np.log(a)
+    b[0, 1] = b[1, 0] = -np.inf
+    assert rank_correlation(a, b) == (pytest.approx(1), 6)
+    assert np.isnan(rank_correlation(a, np.full((4, 4), -np.inf))[0])
+
+
+def test_classes_are_chosen_by_name_or_number():
+    names = ("a", "b", "2", "c d")
+    assert chosen_classes((), names) == [0, 1, 2, 3]
+    assert chosen_classes(("c d", "1", "2"), names) == [1, 2, 3]
+    for words in (("e", "a"), ("4", "a"), ("a", "0"), ("-1", "a")):
+        with pytest.raises(InputError, match="--classes"):
+            chosen_classes(words, names)
+
+
+def test_the_pmi_of_two_labels_that_no_row_has_together_is_unknown(monkeypatch):
     """Rows 0 to 3 are labeled for classes 0 and 1, rows 4 and 5 for 2 alone; class 3 is never there."""
     y = Labels.of_matrix(
         np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0] * 4], bool)
@@ -243,10 +266,14 @@ def test_the_correlation_of_two_labels_that_no_row_has_together_is_unknown(monke
     monkeypatch.setattr("anchorfl.pipeline.diagnosis.embeddings.read_truth", lambda *_: Truth(y, given))
     plan = SimpleNamespace(clients=[SimpleNamespace(rows=np.arange(4)), SimpleNamespace(rows=np.arange(4, 6))])
     prepared = SimpleNamespace(manifest=SimpleNamespace(kind="multi"), plan=lambda: plan)
-    phi = correlations(SimpleNamespace(prepared=prepared), print)
-    assert phi[0, 1] == phi[1, 0] == 0  # measured: half of the rows with one have the other
-    assert np.isnan(phi[:2, 2]).all()  # no row has both
-    assert np.isnan(phi[3]).all()  # never there
+    pmi = label_pmi(SimpleNamespace(prepared=prepared), print)
+    assert pmi[0, 1] == pmi[1, 0] == 0  # measured: half of the rows with one have the other
+    assert pmi[0, 0] == pytest.approx(np.log(2))  # log (1/2) / (1/2)^2
+    assert np.isnan(pmi[:2, 2]).all()  # no row has both
+    assert np.isnan(pmi[3]).all()  # never there
+    y = Labels.of_matrix(np.array([[1, 0, 0, 0], [0, 1, 0, 0]] * 3, bool))
+    monkeypatch.setattr("anchorfl.pipeline.diagnosis.embeddings.read_truth", lambda *_: Truth(y, None))
+    assert np.isneginf(label_pmi(SimpleNamespace(prepared=prepared), print)[0, 1])  # never together
 
 
 def test_no_share_is_printed_as_nan():
@@ -270,7 +297,8 @@ def test_many_classes_and_one_round_can_be_drawn(tmp_path):
     precision[0, 3] = np.nan
     draw_precision([5], {n: np.array([0.5]) for n in ("x", "y", "z")}, precision, names, tmp_path / "precision.png")
     cosine = np.corrcoef(rng().normal(size=(70, 9)))
-    draw_matrices(cosine, np.zeros((70, 70)), PMI, np.arange(70), np.arange(70) // 10, names, None, tmp_path)
+    beside = [Beside(n, n, n, n == "pmi", np.zeros((70, 70)), float("nan"), 0) for n in ("names", "pmi")]
+    draw_matrices(cosine, beside, np.arange(70), np.arange(70) // 10, names, tmp_path)
     for name in ("frames", "precision", "class_embeddings"):
         with Image.open(tmp_path / f"{name}.png") as picture:
             assert min(picture.size) > 200
@@ -305,13 +333,15 @@ def test_clusters_have_their_names_and_no_name_covers_another(tmp_path, monkeypa
 
 
 def test_pairs_that_are_unknown_are_drawn_apart_from_those_that_are_0(tmp_path):
-    """A cell without a number, in another shade than that of 0; one color scale for both matrices."""
+    """A cell without a number, in another shade than that of 0; one that is less than any has a third."""
     cosine = np.corrcoef(rng().normal(size=(4, 9)))
     pixels = []
-    for phi_01 in (0.0, np.nan):
-        phi = cosine * 0.5
-        phi[0, 1] = phi[1, 0] = phi_01
-        draw_matrices(cosine, phi, PHI, np.arange(4), np.zeros(4, int), list("abcd"), 0.5, tmp_path)
+    for pmi_01 in (0.0, np.nan, -np.inf):
+        pmi = cosine * 0.5
+        pmi[0, 1] = pmi[1, 0] = pmi_01
+        beside = Beside("pmi", "PMI", "PMI of the labels", True, pmi, 0.5, 6)
+        draw_matrices(cosine, [beside], np.arange(4), np.zeros(4, int), list("abcd"), tmp_path)
         with Image.open(tmp_path / "class_embeddings.png") as picture:
             pixels.append(np.asarray(picture.convert("L").resize((800, 400))))
-    assert (pixels[0] != pixels[1]).sum() > 500
+    for one, other in itertools.combinations(pixels, 2):
+        assert (one != other).sum() > 500
