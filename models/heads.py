@@ -17,8 +17,9 @@ class LinearHead(nn.Linear):
 class LabelHead(nn.Module):
     """FedAlign's label encoder: one trainable vector per class; logits are dot products with the class representations.
 
-    ``vectors_CP`` are the initial values. Where P differs from D, a linear layer maps P to D. ``unit`` (single-label):
-    class representations are L2-normalized for the logits, data representations are not (KDD 2023, section 3.2).
+    ``vectors_CP`` are the initial values. Where P differs from D, a linear layer maps P to D. ``unit``: class
+    representations are L2-normalized for the logits, data representations are not (the reference code, single-label; in
+    equation 4, neither is).
     """
 
     def __init__(self, vectors_CP: Tensor, width: int, *, unit: bool) -> None:

@@ -54,6 +54,8 @@ class HeadSpec:
     """``linear``, ``label`` (class embeddings from names), ``cosine``, ``concept``, ``prototype`` or ``frame``."""
     semantic: bool = True
     """Class embeddings start from the class names' vectors (``label`` only)."""
+    unit: bool = True
+    """Class representations have length 1 in the logits of single-label tasks (``label`` only)."""
     parts: int = 1
     """Encoders side by side, each with its part of every row of the head (``cosine`` only)."""
     first_scale: float = 1.0

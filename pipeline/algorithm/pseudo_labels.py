@@ -29,6 +29,9 @@ class Thresholds:
     """Similarity on whose two sides both thresholds stay (reference code, multi-label: 0.5); None: anywhere."""
     allowed_C: Tensor | None = None
     """bool: classes that may get positives; None: all."""
+    own_mean: bool = False
+    """The loss of pseudo-labels is the mean over the rows that have one, as equation 10 has it, and not over all: an
+    entry's weight is that many times larger."""
 
     def __post_init__(self) -> None:
         if not (0 < self.q1 < 100 and 0 < self.q2 < 100):
@@ -96,8 +99,16 @@ def pseudo_annotate(
     pseudo_NC = positive_NC | negative_NC
     y_NC = torch.where(pseudo_NC, positive_NC.to(data.y_NC.dtype), data.y_NC)
     known_NC = torch.where(pseudo_NC, 1.0, data.known_NC)
-    weight_NC = objective.weights(y_NC, known_NC, torch.where(pseudo_NC, thresholds.alpha, 1.0))
+    alpha = thresholds.alpha
+    if thresholds.own_mean:
+        alpha *= len(data) / max(1, _rows_with_loss(pseudo_NC, positive_NC, objective))
+    weight_NC = objective.weights(y_NC, known_NC, torch.where(pseudo_NC, alpha, 1.0))
     return replace(data, y_NC=y_NC, known_NC=known_NC, weight_NC=weight_NC), positive_NC.any(0)
+
+
+def _rows_with_loss(pseudo_NC: Tensor, positive_NC: Tensor, objective: Objective) -> int:
+    """Return the number of rows with a pseudo-label that has a loss; a softmax has none on a negative."""
+    return int((positive_NC if objective.kind == "single" else pseudo_NC).any(-1).sum())
 
 
 def percentiles(values_NC: Tensor, q: float) -> Tensor:

@@ -5,7 +5,7 @@ Facts, and where paper and reference code differ: docs/methods/fedalign.md. Suff
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -48,6 +48,7 @@ class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
     def __init__(self, ctx: ClientContext[AlignState], method: FedAlign) -> None:
         self.method, self.refresh = method, method.refresh
         self.pseudo_C = torch.zeros_like(ctx.card.identified_C)
+        self.turns: tuple[str, ...] = ("theta", "omega")
         super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -68,14 +69,22 @@ class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
         self.pseudo_C = self.pseudo_C | got_C
         return rows
 
+    def epochs(self, count: int) -> Iterator[str]:
+        if self.method.alternating and self.method.alternate_every == "epoch":
+            for self.turns in (("omega",), ("theta",)) * count:
+                yield from self.turns
+        else:
+            yield from [""] * count
+
     def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         if not self.method.alternating:
             return super().step(micro_batches)
-        for freeze, optimizer in ((self.model.head, "theta"), (self.model.encoder, "omega")):
+        for turn in self.turns:
+            freeze = self.model.head if turn == "theta" else self.model.encoder
             freeze.requires_grad_(False)
             loss = self.gradients(micro_batches)
             freeze.requires_grad_(True)
-            self.optimizers[optimizer].step()
+            self.optimizers[turn].step()
         return loss
 
     def update(self) -> AlignUpdate:
@@ -115,6 +124,13 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     """False: "w/o SE", class embeddings start from random vectors, and annotation is by predicted confidence."""
     alternating: bool = True
     """False: "w/o AT", both encoders updated in one step."""
+    alternate_every: Literal["step", "epoch"] = "step"
+    """The encoders take turns in each mini-batch, theta first (equations 6 and 7, reference); or, as the preprint's
+    Algorithm 1, in each local epoch omega takes all mini-batches, then theta does."""
+    own_mean: bool = False
+    """L' is the mean over the rows that have a pseudo-label (equation 10); false: over all rows (reference)."""
+    unit_classes: bool = True
+    """Single-label: class representations have length 1 in the logits (reference); false: as they are (equation 4)."""
 
     def __post_init__(self) -> None:
         self.thresholds(None)  # checks q1, q2 and alpha
@@ -124,11 +140,11 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     def thresholds(self, allowed_C: Tensor | None) -> Thresholds:
         """Return the rule of pseudo-annotation. allowed_C: classes that may get positives; None: all."""
         clamp = None if self.anchor_score != "dot" else (0.5 if self.semantic else 0.0)  # a confidence of 0.5
-        return Thresholds(self.q1, self.q2, self.alpha, clamp=clamp, allowed_C=allowed_C)
+        return Thresholds(self.q1, self.q2, self.alpha, clamp=clamp, allowed_C=allowed_C, own_mean=self.own_mean)
 
     @property
     def head(self) -> HeadSpec:
-        return HeadSpec(kind="label", semantic=self.semantic)
+        return HeadSpec(kind="label", semantic=self.semantic, unit=self.unit_classes)
 
     def begin(self, ctx: ServerContext) -> AlignState:
         classes = 0 if self.positive_f1_gate is None else len(ctx.cards[0].identified_C)

@@ -64,6 +64,7 @@ def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict
         "model": asdict(experiment.model),
         "head": experiment.method.head.kind,
         "parts": experiment.method.head.parts,
+        "unit": experiment.method.head.unit,
         "class_embedding_width": None if run_spec.vectors_CP is None else run_spec.vectors_CP.shape[1],
         "concept_width": 0 if run_spec.concepts_CMD is None else run_spec.concepts_CMD.shape[2],
         "metrics": experiment.evaluation.metrics,
@@ -86,6 +87,7 @@ class ModelMetadata(TypedDict):
     class_embedding_width: int | None
     checksum: str
     parts: NotRequired[int]
+    unit: NotRequired[bool]
     concept_width: NotRequired[int]
     metrics: NotRequired[Metrics]
 
@@ -163,7 +165,8 @@ def _built(metadata: ModelMetadata, weights: Tensors) -> tuple[InputSpec, Classi
         with torch.device(device):
             model = build(
                 options, input_kind=spec.kind, shape=spec.shape, vocabulary=len(spec.vocabulary), classes=classes,
-                head=metadata["head"], unit=metadata["kind"] == "single", seed=0, parts=metadata.get("parts", 1),
+                head=metadata["head"], unit=metadata["kind"] == "single" and metadata.get("unit", True), seed=0,
+                parts=metadata.get("parts", 1),
                 vectors_CP=None if width is None else torch.zeros(classes, width),
                 concept_width=metadata.get("concept_width", 0),
             )  # fmt: skip

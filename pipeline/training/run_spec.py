@@ -53,7 +53,7 @@ class RunSpec:
         model = build(
             experiment.model, input_kind=spec.kind, shape=spec.shape, vocabulary=len(spec.vocabulary),
             classes=len(manifest.class_names), head=head.kind, parts=head.parts, scale=head.first_scale,
-            unit=manifest.kind == "single", vectors_CP=self.vectors_CP, start=self.start,
+            unit=manifest.kind == "single" and head.unit, vectors_CP=self.vectors_CP, start=self.start,
             concept_width=0 if self.concepts_CMD is None else self.concepts_CMD.shape[2],
             seed=seed_for(experiment.seed, "model"), lookup_dropout=experiment.optimizer.lookup_dropout,
         )  # fmt: skip

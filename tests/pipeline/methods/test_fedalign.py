@@ -144,6 +144,85 @@ def test_a_step_equals_two_adams_by_hand(alternating, vectors):
         assert torch.allclose(got, value, atol=1e-5), name
 
 
+def test_by_epochs_omega_takes_all_mini_batches_and_then_theta(monkeypatch):
+    """The preprint's Algorithm 1: in each of 2 epochs the encoders move one after the other, 5 mini-batches each."""
+    moved = []
+    real = fedalign.AlignTrainer.step
+
+    def spy(self, micro_batches):
+        before = {k: v.clone() for k, v in self.model.state_dict().items()}
+        loss = real(self, micro_batches)
+        moved.append({k.partition(".")[0] for k, v in self.model.state_dict().items() if not torch.equal(v, before[k])})
+        return loss
+
+    monkeypatch.setattr(fedalign.AlignTrainer, "step", spy)
+    run(FedAlign(alternate_every="epoch"))
+    assert moved == [*[{"head"}] * 5, *[{"encoder"}] * 5] * 2
+
+
+def test_by_epochs_a_pass_is_adam_on_one_encoder():
+    """With one mini-batch a pass, the turns are those of a step in another order: omega at theta0, theta at omega1."""
+    method = FedAlign(alignment=False, alternate_every="epoch", data_lr=0.01, label_lr=0.03)
+    options = replace(OPTIONS, batch_size=0)
+    model, twin = network(), network()
+    card, data = client()
+    state = AlignState(weights_of(model), torch.zeros(0))
+    got = fit(TrainingSpec(method, SINGLE, options, 1, 3), model, card, data, state, {}, 1).update.weights
+    whole = data.rows(torch.arange(len(data)), len(data))
+    for part, rate in ((twin.head, 0.03), (twin.encoder, 0.01)):
+        adam = make(OPTIONS, part.parameters(), rate)
+        parameters = list(part.parameters())
+        for p, g in zip(parameters, torch.autograd.grad(SINGLE.loss(twin(whole.x), whole), parameters), strict=True):
+            p.grad = g
+        adam.step()
+    for name, value in twin.head.state_dict().items():
+        assert torch.allclose(got[f"head.{name}"], value, atol=1e-5), name
+    assert torch.allclose(got["encoder.entry.weight"], twin.encoder.state_dict()["entry.weight"], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_the_alignment_loss_is_the_mean_over_the_rows_with_a_pseudo_label(kind):
+    """Equation 10 in NumPy: loss = sum over labeled entries / N + alpha x sum over pseudo-labeled entries / N'."""
+    method = FedAlign(q1=70.0, q2=30.0, alpha=0.5, own_mean=True)
+    card, data = client(kind)
+    model = network().eval()
+    objective = Objective(kind, class_balanced=False)
+    data = replace(data, weight_NC=objective.weights(data.y_NC, data.known_NC))
+    ctx = ClientContext(
+        model,
+        AlignState(weights_of(model), torch.zeros(0)),
+        card,
+        data,
+        {},
+        objective,
+        OPTIONS,
+        infer,
+        torch.Generator(),
+    )
+    rows = method.trainer(ctx).data()
+    new_NC = ((rows.known_NC == 1) & (data.known_NC == 0)).numpy()
+    logits_NC = model(data.x).detach().numpy().astype(np.float64)
+    y_NC = rows.y_NC.numpy()
+    if kind == "single":
+        entry_NC = -y_NC * (logits_NC - np.log(np.exp(logits_NC).sum(1, keepdims=True)))
+        rows_with = (new_NC & (y_NC == 1)).any(1).sum()
+        scale = 1
+    else:
+        entry_NC = np.log1p(np.exp(logits_NC)) - y_NC * logits_NC
+        rows_with = new_NC.any(1).sum()
+        scale = C
+    assert 0 < rows_with < len(data)
+    given_NC = data.known_NC.numpy() == 1
+    want = ((entry_NC * given_NC).sum() / len(data) + 0.5 * (entry_NC * new_NC).sum() / rows_with) / scale
+    got = objective.loss(model(rows.x), rows.rows(torch.arange(len(rows)), len(rows)))
+    assert float(got.detach()) == pytest.approx(want, rel=1e-5)
+
+
+def test_without_unit_rows_the_logits_are_dot_products():
+    assert FedAlign().head.unit
+    assert not FedAlign(unit_classes=False).head.unit
+
+
 # ------------------------------------------------------------------------------------------------------------ the merge
 
 
