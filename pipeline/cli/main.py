@@ -167,7 +167,7 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
 
 def _diagnose(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder, finished or interrupted")
-    parts = "divergence,pseudo,agreement,embeddings,confusion,generated"
+    parts = "divergence,theory,pseudo,agreement,embeddings,confusion,generated"
     sub.add_argument("--parts", default=parts, help="some of these (default: all): %(default)s")
     sub.add_argument(
         "--clients", default="", help="whose local models, as i,j; default: those that share least classes"

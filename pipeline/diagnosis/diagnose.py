@@ -24,6 +24,7 @@ from anchorfl.pipeline.diagnosis.embeddings import embeddings
 from anchorfl.pipeline.diagnosis.generated import generated
 from anchorfl.pipeline.diagnosis.pseudo_labels import pseudo_labels
 from anchorfl.pipeline.diagnosis.result import PartResult
+from anchorfl.pipeline.diagnosis.theory import theory
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import lock_run, read_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
@@ -33,7 +34,7 @@ from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 
 FOLDER = "diagnosis"
-PARTS = ("divergence", "pseudo", "agreement", "embeddings", "confusion", "generated")
+PARTS = ("divergence", "theory", "pseudo", "agreement", "embeddings", "confusion", "generated")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +113,7 @@ def _measure(analysis: Analysis, options: DiagnoseOptions, out: Path, log: Log) 
 
     measures: dict[str, Callable[[], PartResult]] = {
         "divergence": lambda: divergence(analysis, out, clients=pair(), pairs=options.pairs, cap=options.cap),
+        "theory": lambda: theory(analysis, out, cap=options.cap, log=log),
         "pseudo": lambda: pseudo_labels(analysis, out, log),
         "agreement": lambda: agreement(analysis, out, clients=pair(), rows=options.rows),
         "embeddings": lambda: embeddings(analysis, out, clusters=options.clusters, classes=options.classes, log=log),

@@ -38,21 +38,48 @@ def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> N
     """
     figure = new_figure(6.4, 4.0)
     ax = figure.subplots()
+    _bands(ax, values)
+    _distance_axis(ax)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, title=BAND)
+    save(figure, path)
+
+
+def draw_theory(
+    distances: Mapping[str, Mapping[int, Floats]], risks: Mapping[str, Mapping[int, Floats]], path: Path
+) -> None:
+    """Draw the terms of FedAlign's bound against rounds: distances, and beside them risks. NaN is left out."""
+    figure = new_figure(10.0, 4.2)
+    left, right = figure.subplots(1, 2)
+    for ax, values in ((left, distances), (right, risks)):
+        _bands(ax, values)
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    _distance_axis(left)
+    right.set(xlabel="round", ylabel=f"share of wrong decisions ({BAND})")
+    save(figure, path)
+
+
+BAND = "mean; band: least to largest"
+
+
+def _bands(ax: Axes, values: Mapping[str, Mapping[int, Floats]]) -> None:
+    """Draw means over clients against rounds, with a band from the least to the largest; NaN is left out."""
     for number, (label, by_round) in enumerate(values.items()):
-        rounds, color = list(by_round), colormaps["tab10"](number)
-        stack = [by_round[r] for r in rounds]
+        stacks = {r: v[np.isfinite(v)] for r, v in by_round.items()}
+        rounds = [r for r, v in stacks.items() if len(v)]
+        color, stack = colormaps["tab10"](number), [stacks[r] for r in rounds]
         style = f"{MARKERS[number]}{STYLES[number]}"
         ax.plot(rounds, [v.mean() for v in stack], style, markersize=4, color=color, label=label)
         ax.fill_between(
             rounds, [v.min() for v in stack], [v.max() for v in stack], color=color, alpha=0.15, linewidth=0
         )
+    ax.grid(alpha=0.3)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _distance_axis(ax: Axes) -> None:
     ax.axhline(0, color="grey", linewidth=0.8, linestyle=":")
     ax.set(xlabel="round", ylabel="proxy A-distance (0 alike, 2 apart)")
     ax.set_ylim(top=2.05)
-    ax.grid(alpha=0.3)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, title="mean; band: least to largest")
-    save(figure, path)
 
 
 def draw_precision(

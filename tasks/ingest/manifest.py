@@ -19,7 +19,7 @@ from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tasks.options import TaskOptions
 
-FORMAT = 7
+FORMAT = 8
 """Version of the layout and of the code that all tasks share (ingest, partition, arrays, files); part of the name of
 every cache folder. Raise it where that code would prepare other data.
 """

@@ -151,7 +151,7 @@ def _by_client(given: list[Any] | dict[str, Any], rows: TrainingRows, options: T
     if len(given) != options.clients:
         raise InputError(
             f"[task] client_classes has {len(given)} lists, and there are {options.clients} clients: give each its"
-            " own, or leave it out, so that they are drawn"
+            " own, or set client_classes to '', so that they are drawn"
         )
     return given
 

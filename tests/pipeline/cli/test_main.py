@@ -74,7 +74,7 @@ def test_own_preset_file_and_r8_texts(here, capsys, fails):
     arguments = ["--task.root", "mine", "--task.min_count", "2", "--task.clients", "4", "--output", "out",
                  "--federation.clients_per_round", "4", "--model.width", "16", "--model.heads", "2",
                  "--class_embeddings.init", "random", *SMALL]  # fmt: skip
-    assert main(["run", "r8-8/fedalign", *arguments]) == 0
+    assert main(["run", "r8-8-redrawn/fedalign", *arguments]) == 0
     logged = json.loads((here / "out" / "result.json").read_text())["scores"]["test"]
     texts = (here / "mine" / "r8-test-stemmed.txt").read_bytes()
     (here / "texts.txt.gz").write_bytes(gzip.compress(texts))

@@ -68,8 +68,8 @@ def test_fedalign_with_a_table_of_names(run_of, trained):
     before = content(folder)
     lines = diagnose(folder, QUICK, quiet)
     out = folder / "diagnosis"
-    pictures = {"divergence", "pseudo_labels", "representations", "class_embeddings"}
-    tables = {"divergence", "pseudo_labels", "agreement", "representations", "class_cosine", "class_names"}
+    pictures = {"divergence", "theory", "pseudo_labels", "representations", "class_embeddings"}
+    tables = {"divergence", "theory", "pseudo_labels", "agreement", "representations", "class_cosine", "class_names"}
     expected = (
         {f"{n}.{kind}" for n in pictures | {"confusion"} for kind in ("png", "svg")}
         | {f"{n}.csv" for n in tables}
@@ -183,7 +183,7 @@ def test_a_method_without_pseudo_labels_and_class_embeddings(run_of):
     assert {p.name for p in (folder / "diagnosis").iterdir()} == {
         "confusion.csv", "confusion.png", "confusion.svg", "divergence.csv", "divergence.png", "divergence.svg",
         "agreement.csv", "representations.csv", "representations.png", "representations.svg",
-        "metrics.jsonl", "diagnosis.json",
+        "metrics.jsonl", "diagnosis.json", "theory.csv", "theory.png", "theory.svg",
     }  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def test_what_is_refused(run_of, tmp_path, capsys):
 
     fails([str(tmp_path / "no")], "holds no run (config.json is missing)")
     assert not (tmp_path / "no").exists()
-    fails([str(folder), "--parts", "divergence,pseudos"], "--parts divergence,pseudos: name some of divergence, pseudo")
+    fails([str(folder), "--parts", "divergence,pseudos"], "--parts divergence,pseudos: name some of divergence, theory")
     fails([str(folder), "--clients", "1"], "--clients 1: give two clients as numbers, such as 0,3")
     fails([str(folder), "--clients", "1,1"], "--clients 1,1: name two different clients")
     fails([str(folder), "--clients", "1,7", "--parts", "agreement"], "no client 7 with rows; the clients are 0..3")

@@ -1,0 +1,134 @@
+"""The terms of FedAlign's bound: each against its definition, on runs of both kinds and on rows made for the case."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from anchorfl.pipeline.diagnosis import theory as module
+from anchorfl.pipeline.diagnosis.analysis import open_analysis
+from anchorfl.pipeline.diagnosis.diagnose import diagnose
+from anchorfl.pipeline.diagnosis.theory import _distances, joint_classifier, sample_term
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.errors import InputError
+from tests.pipeline.diagnosed import QUICK, table
+from tests.runs import quiet
+
+ONLY = replace(QUICK, parts=("theory", "pseudo"))
+
+
+@pytest.fixture
+def diagnosed(experiment, tmp_path):
+    def make(method, task, **options):
+        e = experiment(method, task, evaluation={"save_state_every": 2}, **options)
+        run(replace(e, task=replace(e.task, classes_per_client=2)), tmp_path / "run", quiet)
+        return tmp_path / "run", diagnose(tmp_path / "run", ONLY, quiet)
+
+    return make
+
+
+@pytest.mark.parametrize("task", ["toy-single", "toy-multi"])
+def test_the_table_of_a_run_with_pseudo_labels(diagnosed, task):
+    """Counts are those of the rows, risks those of the decisions, N* and means follow from the table."""
+    options = {"q1": 60.0, "q2": 40.0}
+    folder, lines = diagnosed("fedalign", task, options=options)
+    rows = table(folder / "diagnosis" / "theory.csv")
+    analysis = open_analysis(folder, quiet)
+    assert [(r["round"], r["client"]) for r in rows] == [(t, str(m)) for t in ("2", "3") for m in range(4)]
+    last = rows[4:]
+    for m, row in enumerate(last):
+        given = analysis.rows(m)
+        known_NC, y_NC = given.known_NC.numpy() == 1, given.y_NC.numpy() == 1
+        server = analysis.at(3)
+        server.model.load_state_dict(server.state.weights)
+        logits_NC = server.model.head(analysis.represent(server.state.weights, given)).detach().numpy()
+        if task == "toy-single":
+            labeled_N = (known_NC & y_NC).any(1)
+            wrong = (logits_NC.argmax(1) != y_NC.argmax(1))[labeled_N].mean()
+        else:
+            labeled_N = known_NC.any(1)
+            wrong = ((logits_NC > 0) != y_NC)[known_NC].mean()
+        assert int(row["labeled"]) == labeled_N.sum()
+        assert float(row["risk"]) == pytest.approx(wrong, abs=1e-5)
+        total = int(row["labeled"]) + int(row["pseudo"])
+        assert int(row["pseudo"]) > 0
+        assert float(row["share"]) == pytest.approx(int(row["labeled"]) / total, abs=1e-5)
+        assert float(row["sample_term_both"]) < float(row["sample_term"])
+        assert 0 <= float(row["lambda_bound"]) <= 2
+    records = {r.round: r.metrics for r in read_records(folder / "diagnosis")[0]}
+    assert records[3]["diagnosis/theory/n_star"] == sum(int(r["labeled"]) + int(r["pseudo"]) for r in last)
+    assert records[3]["diagnosis/theory/risk"] == pytest.approx(np.mean([float(r["risk"]) for r in last]), abs=1e-5)
+    assert sum("theory after round 3" in line for line in lines) == 1
+    compared = [r for r in last if r["distance_pseudo"]]  # the others have fewer than 20 rows
+    smaller = sum(float(r["distance_pseudo"]) < float(r["distance_labeled"]) for r in compared)
+    assert len(compared) == (4 if task == "toy-multi" else 0)
+    assert any(f"(smaller at {smaller} of {len(compared)} clients)" in line for line in lines) == bool(compared)
+    assert (folder / "diagnosis" / "theory.png").stat().st_size > 10_000
+    noted = json.loads((folder / "diagnosis" / "diagnosis.json").read_text())["parts"]["theory"]
+    assert (noted["delta"], noted["repeats"]) == (0.05, 5)
+    if task == "toy-single":  # a softmax has no loss on a negative: as many rows as positives
+        positives = [r for r in table(folder / "diagnosis" / "pseudo_labels.csv") if r["class"] == ""]
+        assert [int(r["positive"]) for r in positives] == [
+            sum(int(r["pseudo"]) for r in rows if r["round"] == t) for t in ("2", "3")
+        ]
+
+
+def test_a_method_without_pseudo_labels_has_the_other_terms(diagnosed, monkeypatch):
+    """Without the raw labels, lambda is left out, and it is said why."""
+
+    def gone(*_):
+        raise InputError("the raw files are gone")
+
+    monkeypatch.setattr(module, "read_truth", gone)
+    folder, lines = diagnosed("fedavg", "toy-single")
+    rows = table(folder / "diagnosis" / "theory.csv")
+    assert {(r["pseudo"], r["distance_pseudo"], r["distance_both"], r["lambda_bound"], r["share"]) for r in rows} == {
+        ("0", "", "", "", "1")
+    }
+    assert all(r["distance_labeled"] for r in rows)
+    assert any("lambda at most none (left out: the raw files are gone)" in line for line in lines)
+
+
+def test_the_sample_term_is_the_theorems():
+    want = math.sqrt(4 / 617 * (257 * math.log(2 * math.e * 617 / 257) + math.log(4 * 8 / 0.05)))
+    assert sample_term(617, 257, 8) == pytest.approx(want)
+    assert sample_term(617, 257, 8) > sample_term(6170, 257, 8) > sample_term(617_000, 257, 8)
+    assert sample_term(617_000, 257, 8) < 0.2
+    assert sample_term(0, 257, 8) == math.inf
+
+
+def test_rows_that_are_alike_are_near_and_others_far():
+    """Labeled rows of one class lie apart from all rows, pseudo-labeled ones of all classes do not."""
+    rng = np.random.default_rng(0)
+    z_MND = [rng.normal(size=(400, 3)) for _ in range(3)]
+    z_MND[0][:100] += 5
+    ids = [np.arange(400) + 400 * m for m in range(3)]
+    got = _distances(z_MND, ids, 0, np.arange(100), np.arange(100, 200), 500, lambda *n: np.random.default_rng(1))
+    assert got[0] > 1.5
+    assert abs(got[1]) < 0.5
+    assert got[1] < got[2] < got[0]
+    few = _distances(z_MND, ids, 0, np.arange(100), np.arange(100, 119), 500, lambda *n: np.random.default_rng(1))
+    assert few[0] > 1.5
+    assert np.isnan(few[1])
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_the_joint_classifier_learns_what_the_labels_say(single):
+    rng = np.random.default_rng(0)
+    z_ND = rng.normal(size=(300, 4))
+    y_NC = np.eye(3, dtype=bool)[z_ND[:, :3].argmax(1)] if single else z_ND[:, :3] > 0
+    given_NC = np.ones_like(y_NC)
+    given_NC[:20] = False
+    y_NC[:20] = ~y_NC[:20] & (not single)
+    decide = joint_classifier(z_ND, y_NC, given_NC, single=single)
+    assert (decide(z_ND)[20:] == y_NC[20:]).mean() > 0.9
+    assert decide(z_ND).dtype == bool
+    one = joint_classifier(z_ND, np.eye(3, dtype=bool)[np.full(300, 2)], np.ones_like(y_NC), single=single)
+    assert (one(z_ND[:5]) == [False, False, True]).all()
+    none = joint_classifier(z_ND, y_NC, np.zeros_like(given_NC), single=single)
+    assert none(z_ND[:5]).shape == (5, 3)
