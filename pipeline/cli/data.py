@@ -12,7 +12,8 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.overrides import override, typed_options
 from anchorfl.pipeline.config.presets import preset_names, read_preset
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.results.partition_plot import draw_partition, fits
+from anchorfl.pipeline.results.federation_statistics import published_statistics, statistics_table
+from anchorfl.pipeline.results.partition_plot import draw_partition
 from anchorfl.pipeline.run.assemble import from_words, names_table
 from anchorfl.pipeline.run.prepare import resolve_options
 from anchorfl.pipeline.terminal import paragraph, say, width
@@ -97,15 +98,12 @@ def prepare(arguments: list[str]) -> int:
             prepared = prepare_task(task, experiment.task, experiment.seed, engine="ray", log=say)
     else:
         prepared = prepare_task(task, experiment.task, experiment.seed, engine="local", log=say)
+    say(f"prepared in {time.perf_counter() - began:.1f} s\n")
     m = prepared.manifest
-    say(
-        f"{sum(m.examples)} rows with {len(m.examples)} clients, {m.validation} for validation, {m.test} for the test;"
-        f" {len(m.class_names)} classes; {time.perf_counter() - began:.1f} s"
-    )
-    if fits(m):
-        picture = Path(prepared.folder) / "partition.png"
-        draw_partition(m, prepared.class_histogram(), picture, f"{m.task}, {m.options.partition}, seed {m.seed}")
-        say(f"partition {m.partition_digest[:16]}, drawn in {picture}")
+    say(statistics_table(prepared, published_statistics(arguments[0] if arguments else "")) + "\n")
+    picture = Path(prepared.folder) / "partition.png"
+    draw_partition(m, prepared.class_histogram(), picture, f"{m.task}, {m.options.partition}, seed {m.seed}")
+    say(f"partition {m.partition_digest[:16]}, drawn in {picture}")
     return 0
 
 

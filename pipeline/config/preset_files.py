@@ -27,7 +27,7 @@ OPTIONS: dict[str, list[str]] = {
 }
 """Sections of an experiment and their options; those of [method] depend on its name."""
 SECTIONS = ("task", "method", *(name for name in OPTIONS if name != "task"))
-OF_PAPER = ("title", "published", "seeds", "data", "beside", "method", "rows")
+OF_PAPER = ("title", "published", "seeds", "data", "beside", "statistics", "method", "rows")
 """Keys of a paper's file; it needs the first four, which no federation's file has."""
 OF_FEDERATION = ("seed", *SECTIONS, "rows", "variants")
 OF_ROW = ("published", "data", "from", "cost", *SECTIONS)
@@ -155,6 +155,8 @@ class PaperFile:
     """The authors', or as many; a preset has the first."""
     data: Mapping[str, str]
     """Data set as published -> federation, in the order of the tables."""
+    statistics: Mapping[str, Mapping[str, float]]
+    """Data set as published -> what the paper's table of data sets says of it."""
     beside: Mapping[str, str]
     """Data set that is not in the paper -> the published one whose figures stand beside it."""
     method: Tree
@@ -207,6 +209,7 @@ def read_paper(path: Path, tree: Tree) -> PaperFile:
         seeds=file.items("seeds", tree["seeds"], int, "whole numbers, such as [0, 1, 2]"),
         data=tree["data"],
         beside=file.table("beside", tree.get("beside", {})),
+        statistics=file.statistics(tree),
         method=file.table("method", tree.get("method", {})),
         rows=file.rows("rows", tree.get("rows", {})),
     )
@@ -270,7 +273,7 @@ class _File:
                 raise self.wrong(f"no key {key!r}{section}{nearest(key, keys)}; there are: {', '.join(keys)}")
         return self.table(where, table)
 
-    def typed(self, where: str, value: Any, kind: type, like: str) -> Any:
+    def typed(self, where: str, value: Any, kind: Any, like: str) -> Any:
         """Return the value. InputError, which says what it must be ``like``, where it is of another type."""
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.wrong(f"{where} = {value!r}: must be {like}")
@@ -292,6 +295,18 @@ class _File:
                 check_options(self.path, section, out[name], OPTIONS[name] if name in OPTIONS else out[name])
         return out
 
+    def statistics(self, tree: Tree) -> dict[str, dict[str, float]]:
+        """Return the published numbers of data sets, which [data] names, with or without the setting after a comma."""
+        out = dict[str, dict[str, float]]()
+        known = {name for label in tree["data"] for name in (label, label.partition(",")[0])}
+        for label, table in self.known("statistics", tree.get("statistics", {}), known).items():
+            where = f"statistics.{label!r}"
+            numbers = self.known(where, table, STATISTICS)
+            out[label] = {
+                name: self.typed(f"{where}.{name}", n, int | float, "a number") for name, n in numbers.items()
+            }
+        return out
+
     def rows(self, where: str, table: Any) -> dict[str, RowEntry]:
         """Return the rows of a table."""
         out = dict[str, RowEntry]()
@@ -311,6 +326,13 @@ class _File:
                 tree=self.sections(row, entry),
             )
         return out
+
+
+STATISTICS = (
+    "clients", "classes", "training_rows", "validation_rows", "test_rows", "rows_per_client", "classes_per_client",
+    "imbalance",
+)  # fmt: skip
+"""Numbers that papers' tables of data sets have."""
 
 
 def check_options(path: Path, where: str, section: Tree, options: Collection[str]) -> None:

@@ -10,34 +10,36 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from anchorfl.pipeline.results.picture import new_figure, save, short, verbatim
-from anchorfl.tasks.ingest.class_histogram import ClassHistogram
+from anchorfl.tasks.ingest.class_histogram import ClassHistogram, class_counts
 from anchorfl.tasks.ingest.manifest import Manifest
 
 CELLS, LABELS = 600, 60
 """Numbers stand in the cells of so small a picture; names at axes with so few ticks."""
 LARGEST = 4_000_000
-"""Cells that are drawn at most."""
+"""Cells that are drawn at most; of more, the rows of each class stand alone (FedALC, Figure 5)."""
 UNEVEN = 10
 """The rows of classes have a logarithmic axis where the largest class has so many times those of the smallest."""
 IDENTIFIED, UNKNOWN = colormaps["Blues"], colormaps["Greys"]
 
 
-def fits(manifest: Manifest) -> bool:
-    """Return whether there are so few clients and classes that a picture shows them."""
-    return len(manifest.examples) * len(manifest.class_names) <= LARGEST
-
-
 def draw_partition(manifest: Manifest, histogram: ClassHistogram, path: Path, title: str = "") -> None:
     """Write a PNG and an SVG of a partition. The same federation gives the same bytes.
 
-    Left: clients x classes, blue where the client identifies the class, grey where it holds rows of it without knowing.
-    Right: the rows of each class in descending order.
+    Left, unless there are too many: clients x classes, blue where the client identifies the class, grey where it holds
+    rows of it without knowing. Right: the rows of each class in descending order.
     """
     clients, classes = len(manifest.examples), len(manifest.class_names)
+    count_C = class_counts(manifest, histogram)
+    if clients * classes > LARGEST:
+        figure = new_figure(6.4, 4.4)
+        _imbalance(figure.subplots(), count_C)
+        _finish(figure, path, title)
+        return
     rows_MC = histogram.matrix(clients, classes)
     identified_MC = np.zeros((clients, classes), dtype=np.bool_)
     for client, known in enumerate(manifest.classes):
@@ -46,7 +48,11 @@ def draw_partition(manifest: Manifest, histogram: ClassHistogram, path: Path, ti
     figure = new_figure(wide + 4.2, 1.9 + min(12.0, max(1.6, 0.25 * clients)))
     left, right = figure.subplots(1, 2, width_ratios=(wide, 4.2))
     _cells(left, rows_MC, identified_MC, manifest.class_names, manifest.client_names)
-    _imbalance(right, rows_MC)
+    _imbalance(right, count_C)
+    _finish(figure, path, title)
+
+
+def _finish(figure: Figure, path: Path, title: str) -> None:
     if title:
         figure.suptitle(verbatim(title))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,9 +94,9 @@ def _cells(
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=7)
 
 
-def _imbalance(ax: Axes, rows_MC: npt.NDArray[np.int64]) -> None:
+def _imbalance(ax: Axes, count_C: npt.NDArray[np.int64]) -> None:
     """Draw the rows of each class over all clients, the largest class first."""
-    count_C = np.sort(rows_MC.sum(0))[::-1]
+    count_C = np.sort(count_C)[::-1]
     largest = int(count_C.max(initial=0))
     smallest = int(count_C[count_C > 0].min(initial=largest))
     ax.plot(np.arange(1, len(count_C) + 1), count_C, marker="o" if len(count_C) <= LABELS else "", markersize=3)

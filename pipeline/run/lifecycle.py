@@ -246,12 +246,11 @@ def _draw(run_spec: RunSpec, folder: Path) -> None:
     """Draw the curves and the partition of a run, below its folder."""
     # here, since matplotlib takes a second to import, and a run starts without
     from anchorfl.pipeline.results.compare import compare
-    from anchorfl.pipeline.results.partition_plot import draw_partition, fits
+    from anchorfl.pipeline.results.partition_plot import draw_partition
 
     compare([folder], folder / "report")
     data = run_spec.data()
-    if fits(data.manifest):
-        draw_partition(data.manifest, data.class_histogram(), folder / "report" / "partition.png")
+    draw_partition(data.manifest, data.class_histogram(), folder / "report" / "partition.png")
 
 
 def _scores_of(folder: Path, round_: int, names: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

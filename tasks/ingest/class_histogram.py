@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.ingest.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,19 @@ class ClassHistogram:
         rows_MC = np.zeros((clients, classes), dtype=np.int64)
         rows_MC[self.client_H, self.class_H] = self.rows_H
         return rows_MC
+
+
+def class_counts(manifest: Manifest, histogram: ClassHistogram) -> Ints:
+    """Return the different rows of all clients that have each class, int64 [C].
+
+    With ``one_class`` a row is with the client of each of its classes; a class is counted with its own client.
+    """
+    if manifest.options.partition != "one_class":
+        return histogram.counts(len(manifest.class_names))
+    count_C = np.zeros(len(manifest.class_names), dtype=np.int64)
+    for class_, number in chain.from_iterable(manifest.counts):
+        count_C[class_] += number
+    return count_C
 
 
 def _whole(column: Column, name: str, least: int, most: float) -> Ints:

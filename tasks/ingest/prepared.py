@@ -22,7 +22,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -38,7 +37,7 @@ from anchorfl.tasks.contract import ClientData, Objective
 from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest.cards import Cards
-from anchorfl.tasks.ingest.class_histogram import ClassHistogram
+from anchorfl.tasks.ingest.class_histogram import ClassHistogram, class_counts
 from anchorfl.tasks.ingest.manifest import FORMAT, HINT, MANIFEST, Manifest, manifest_bytes, read_manifest
 from anchorfl.tasks.ingest.row_numbers import renumber_plan, row_places
 from anchorfl.tasks.options import TaskOptions
@@ -297,15 +296,7 @@ def sync_folder(folder: str) -> None:
 def training_counts(data: Prepared) -> tuple[int, Ints]:
     """Return the number of different training rows of all clients, and how many of them have each class, int64 [C].
 
-    For scoring, never for a method. Where clients share rows (``one_class``), a class is counted with the clients that
-    identify it, of which it then has one.
+    For scoring, never for a method.
     """
-    manifest = data.manifest
     rows = len(np.unique(np.concatenate([client.rows for client in data.plan().clients])))
-    shared = rows < sum(manifest.examples)
-    if not shared:
-        return rows, data.class_histogram().counts(len(manifest.class_names))
-    count_C = np.zeros(len(manifest.class_names), dtype=np.int64)
-    for class_, number in chain.from_iterable(manifest.counts):
-        count_C[class_] += number
-    return rows, count_C
+    return rows, class_counts(data.manifest, data.class_histogram())

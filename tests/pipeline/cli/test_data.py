@@ -43,12 +43,13 @@ def test_made_up_files_are_found_and_prepared(here, capsys, monkeypatch):
     command = shown.rpartition("next: anchorfl ")[2].split()
     assert main([*command, "--task.partition", "iid", "--task.clients", "3", "--seed", "5"]) == 0
     shown = capsys.readouterr().out
-    assert "rows with 3 clients" in shown
     (folder,) = (here / "cache").glob("yeast-*")
     assert (folder / "partition.png").read_bytes().startswith(b"\x89PNG")
     manifest = Prepared.load(folder).manifest
     assert (manifest.seed, manifest.options.partition, len(manifest.examples)) == (5, "iid", 3)
-    assert f"{sum(manifest.examples)} rows with 3 clients, {manifest.validation} for validation" in shown
+    words = {line.rpartition("  ")[0].strip(): line.split()[-1] for line in shown.splitlines() if "  " in line}
+    assert (words["clients"], words["training rows"]) == ("3", str(sum(manifest.examples)))
+    assert words["validation rows"] == str(manifest.validation)
     monkeypatch.setenv("ANCHORFL_DATA", str(here / "demo"))
     assert main(["data", "yeast"]) == 0
     assert f"found in {here / 'demo' / 'yeast'}" not in capsys.readouterr().out, "its own folder has another name"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from anchorfl.pipeline.results.partition_plot import draw_partition, fits
-from anchorfl.tasks.ingest.class_histogram import ClassHistogram
+from anchorfl.pipeline.results.partition_plot import draw_partition
+from anchorfl.tasks.ingest.class_histogram import ClassHistogram, class_counts
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
@@ -73,7 +73,7 @@ def test_axes_have_names_and_whole_numbers(prepared, tmp_path):
     assert [word for word in uneven if "10^" in word]  # a logarithmic axis
 
 
-def test_thousands_of_clients_and_classes_are_drawn_and_millions_are_not(prepared, tmp_path):
+def test_thousands_of_clients_and_classes_are_drawn_and_of_millions_the_rows_of_each_class(prepared, tmp_path):
     many = replace(
         prepared.manifest,
         examples=(4,) * 2000,
@@ -83,7 +83,22 @@ def test_thousands_of_clients_and_classes_are_drawn_and_millions_are_not(prepare
     held = ClassHistogram(
         np.repeat(np.arange(2000), 2), np.array([[c % 1000, 1000] for c in range(2000)]).ravel(), np.tile([3, 1], 2000)
     )
-    assert fits(many)
     draw_partition(many, held, tmp_path / "many.png")
     assert pixels(tmp_path / "many.png").shape[0] > 500
-    assert not fits(replace(many, class_names=tuple(f"class {c}" for c in range(3000))))
+    more = replace(many, class_names=tuple(f"class {c}" for c in range(3000)))
+    draw_partition(more, held, tmp_path / "more.png", "millions")
+    shown = words(tmp_path / "more.svg")
+    assert "client" not in shown
+    assert {"rank of the class", "rows of all clients", "millions"} <= {*shown}
+
+
+def test_a_row_that_several_clients_share_counts_once_a_class(prepared):
+    """``one_class``: rows of both classes are with both clients; each class has the rows of its own client."""
+    options = replace(prepared.manifest.options, partition="one_class")
+    two = replace(
+        prepared.manifest, options=options, examples=(3, 2), classes=((0,), (1,)), class_names=("a", "b"),
+        counts=(((0, 3),), ((1, 2),)),
+    )  # fmt: skip
+    held = ClassHistogram(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]), np.array([3, 1, 1, 2]))
+    assert class_counts(two, held).tolist() == [3, 2]
+    assert class_counts(prepared.manifest, held).tolist()[:2] == [4, 3]
