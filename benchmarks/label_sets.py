@@ -21,6 +21,7 @@ from anchorfl.pipeline.algorithm.label_collection import (
     LabelMessage,
     cooccurrence_counts,
     digests,
+    label_digest,
     merge_label_sets,
     run_key,
 )
@@ -42,7 +43,10 @@ def made_up(instances: int, classes: int, labels: int, rng: np.random.Generator)
     count_C = np.bincount(pair_P // instances, minlength=classes)
     rows = np.split((pair_P % instances).astype(np.int32), np.cumsum(count_C)[:-1])
     return [
-        LabelMessage(torch.tensor([c], dtype=torch.int32), torch.tensor([len(r)]), torch.from_numpy(digest_N[r]))
+        LabelMessage(
+            torch.from_numpy(np.frombuffer(label_digest(c, key=run_key(0)), np.uint8).copy()),
+            torch.from_numpy(digest_N[r]),
+        )
         for c, r in enumerate(rows)
     ]
 
@@ -70,7 +74,7 @@ def main() -> None:
     pairs = sum(len(sent.digest_P) for sent in messages)
     before, peak_before = psutil.Process().memory_info().rss / MIB, peak_resident() / MIB
     began = time.perf_counter()
-    labels = merge_label_sets(messages, options.classes)
+    labels = merge_label_sets(messages, range(options.classes), options.classes)
     merged = time.perf_counter() - began
     began = time.perf_counter()
     count_CC = cooccurrence_counts(labels)

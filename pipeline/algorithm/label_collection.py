@@ -1,11 +1,11 @@
 """Label collection (FedALC, section IV-B): the labels of an instance, when every client knows only some of them.
 
-Once, before training, each client sends a digest of every instance that carries a label, with the label's id; the
-server merges equal digests into label sets and counts which labels occur together. It sees no instance. What a digest
-hides depends on ``matching`` (docs/label-collection.md). The paper hashes the first network's embeddings, here it is
-the encoded instance itself.
+Once, before training, each client sends a digest of every instance that carries its label, and a digest of the label;
+the server merges equal digests into label sets and counts which labels occur together. It sees no instance. What a
+digest hides depends on ``matching`` (docs/label-collection.md). The paper hashes the first network's embeddings, here
+it is the encoded instance itself.
 
-Shape suffixes: N rows, C classes, K classes of a client, P (row, class) pairs, G digests that differ.
+Shape suffixes: N rows, C classes, P (row, class) pairs, G digests that differ, M messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.sparse_rows import RowBlock
-from anchorfl.tasks.contract import ClientData
+from anchorfl.tasks.contract import Card, ClientData
 
 Matching = Literal["hmac", "sha256"]
 """``hmac``: HMAC-SHA-256 with a key that the clients share and the server does not have. ``sha256``: plain SHA-256,
@@ -38,18 +38,16 @@ MIN_KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class LabelMessage:
-    """A client's message before round 1: for each of its classes, the digests of the rows that carry it, sorted and
+    """A client's message before round 1: the digest of its one label, and those of the rows that carry it, sorted and
     each once, so that it says neither the order of its rows nor how often one stands there.
 
-    A client of one class sends 32 bytes per instance and 12 more.
+    A client sends 32 bytes per instance and 32 more.
     """
 
-    class_K: Tensor
-    """int32, ascending: classes of the client."""
-    count_K: Tensor
-    """int64: digests of each class."""
+    label: Tensor
+    """uint8 [32]: the digest of the label; [0] where no row has one."""
     digest_P: Tensor
-    """uint8 [P, 32]: the digests, class after class."""
+    """uint8 [P, 32]: the digests of rows."""
 
 
 def run_key(seed: int) -> bytes:
@@ -100,21 +98,32 @@ def digests(data: ClientData, matching: Matching = "hmac", key: bytes = b"") -> 
 
     Raises ValueError on a key that is too short, or that would not be used.
     """
+    return _hashed(canonical(data), matching, key)
+
+
+def label_digest(class_: int, matching: Matching = "hmac", key: bytes = b"") -> bytes:
+    """Return 32 bytes for a label, by the same key as the rows'. No row has such bytes. Errors as ``digests``."""
+    return _hashed([b"label|" + class_.to_bytes(4, "little")], matching, key)[0]
+
+
+def _hashed(contents: Iterable[bytes], matching: Matching, key: bytes) -> list[bytes]:
     if matching == "sha256":
         if key:
             raise ValueError(
                 "plain sha256 uses no key, so its digests would be open to guessing; use matching = 'hmac'"
             )
-        return [hashlib.sha256(instance).digest() for instance in canonical(data)]
+        return [hashlib.sha256(content).digest() for content in contents]
     if len(key) < MIN_KEY_BYTES:
         raise ValueError(
             f"the key of hmac has {len(key)} bytes; give at least {MIN_KEY_BYTES}, drawn at random, without the server"
         )
-    return [hmac.digest(key, instance, "sha256") for instance in canonical(data)]
+    return [hmac.digest(key, content, "sha256") for content in contents]
 
 
 def label_message(parts: Iterable[RowBlock], matching: Matching = "hmac", key: bytes = b"") -> LabelMessage:
-    """Return a client's message: its known positives. parts: its rows. Errors as ``digests``."""
+    """Return a client's message: its known positives. parts: its rows. Errors as ``digests``; ValueError where the
+    client has several classes.
+    """
     digest_P, class_P = [np.zeros((0, DIGEST_BYTES), np.uint8)], [np.zeros(0, np.int32)]
     for part in parts:
         labels = part.labels
@@ -123,36 +132,41 @@ def label_message(parts: Iterable[RowBlock], matching: Matching = "hmac", key: b
         digest_B = np.frombuffer(b"".join(digests(part.data, matching, key)), np.uint8).reshape(-1, DIGEST_BYTES)
         digest_P.append(digest_B[labels.row_P])
         class_P.append(labels.class_P)
-    return message_of_pairs(np.concatenate(digest_P), np.concatenate(class_P))
+    class_K = np.unique(np.concatenate(class_P))
+    if len(class_K) > 1:
+        raise ValueError(f"labels are collected from clients of one class, and this one has {len(class_K)}")
+    label = label_digest(int(class_K[0]), matching, key) if len(class_K) else b""
+    return message_of(label, np.concatenate(digest_P))
 
 
-def message_of_pairs(digest_P: npt.NDArray[np.uint8], class_P: npt.NDArray[Any]) -> LabelMessage:
-    """Return the message with these (digest, class) pairs, in any order. digest_P: [P, 32]."""
-    name_P = np.ascontiguousarray(digest_P).view(f"S{DIGEST_BYTES}").ravel()
-    order_P = np.lexsort((name_P, class_P))
-    name_P, class_P = name_P[order_P], class_P[order_P]
-    new_P = np.ones(len(name_P), dtype=np.bool_)
-    new_P[1:] = (name_P[1:] != name_P[:-1]) | (class_P[1:] != class_P[:-1])
-    class_K, count_K = np.unique(class_P[new_P], return_counts=True)
-    kept_P = digest_P[order_P[new_P]]
-    return LabelMessage(*(torch.from_numpy(a) for a in (class_K.astype(np.int32), count_K.astype(np.int64), kept_P)))
+def message_of(label: bytes, digest_P: npt.NDArray[np.uint8]) -> LabelMessage:
+    """Return the message of a label's digest and those of its rows [P, 32], in any order."""
+    name_P = np.unique(np.ascontiguousarray(digest_P).view(f"S{DIGEST_BYTES}").ravel())
+    kept_P = name_P.view(np.uint8).reshape(-1, DIGEST_BYTES)
+    return LabelMessage(torch.from_numpy(np.frombuffer(label, np.uint8).copy()), torch.from_numpy(kept_P.copy()))
 
 
-def merge_label_sets(messages: Sequence[LabelMessage], classes: int) -> Labels:
+def merge_label_sets(messages: Sequence[LabelMessage], class_M: Sequence[int], classes: int) -> Labels:
     """Return the label sets: one row per digest that differs from the others, its labels ascending.
 
-    Rows are in the order of the digests, so that nothing depends on who sent when. A label that several clients, or
-    one twice, send for a digest counts once. Equal instances are one row (they are counted once: n_all of eq. 9).
+    class_M: the class of every sender, which the server knows from the row of class embeddings that it trains; the
+    digest of a label says only whether two senders mean the same one. Rows are in the order of the digests, so that
+    nothing depends on who sent when. A label that several clients, or one twice, send for a digest counts once. Equal
+    instances are one row (they are counted once: n_all of eq. 9).
 
-    Raises ValueError on a message whose parts do not fit, or with a class outside 0..classes-1.
+    Raises ValueError on a message whose parts do not fit, or on labels that are not one for each class.
     """
-    for sender, sent in enumerate(messages):
-        _check(sent, sender, classes)
+    meaning: dict[bytes, int] = {}
+    for sender, (sent, class_) in enumerate(zip(messages, class_M, strict=True)):
+        _check(sent, sender)
+        label = sent.label.numpy().tobytes()
+        if label and meaning.setdefault(label, class_) != class_:
+            raise ValueError(f"message {sender}: its label is that of class {meaning[label]}, and it has {class_}")
+    if len(set(meaning.values())) < len(meaning):
+        raise ValueError("clients of one class sent different labels: they have different keys")
     parts = [sent.digest_P.numpy() for sent in messages]
     name_P = np.concatenate([np.zeros((0, DIGEST_BYTES), np.uint8), *parts]).view(f"S{DIGEST_BYTES}").ravel()
-    class_P = np.concatenate(
-        [np.zeros(0, np.int64), *(np.repeat(sent.class_K.numpy(), sent.count_K.numpy()) for sent in messages)]
-    )
+    class_P = np.repeat(np.asarray(class_M, dtype=np.int64), [len(part) for part in parts])
     order_P = np.argsort(name_P, kind="stable")
     name_P = name_P[order_P]
     new_P = np.ones(len(name_P), dtype=np.bool_)
@@ -164,17 +178,14 @@ def merge_label_sets(messages: Sequence[LabelMessage], classes: int) -> Labels:
     return Labels((pair_P % classes).astype(np.int32), offset_G1, classes)
 
 
-def _check(sent: LabelMessage, sender: int, classes: int) -> None:
-    class_K, count_K, digest_P = sent.class_K, sent.count_K, sent.digest_P
+def _check(sent: LabelMessage, sender: int) -> None:
+    label, digest_P = sent.label, sent.digest_P
     if digest_P.dtype != torch.uint8 or digest_P.ndim != 2 or digest_P.shape[1] != DIGEST_BYTES:
         shape = tuple(digest_P.shape)
         raise ValueError(f"message {sender}: digests are {digest_P.dtype} {shape}, not uint8 [P, {DIGEST_BYTES}]")
-    if class_K.shape != count_K.shape or (count_K < 0).any() or int(count_K.sum()) != len(digest_P):
-        sizes = f"{len(class_K)} classes, {len(count_K)} counts and {len(digest_P)} digests"
-        raise ValueError(f"message {sender}: {sizes} do not fit")
-    low, high = (int(class_K.min()), int(class_K.max())) if len(class_K) else (0, -1)
-    if low < 0 or high >= classes:
-        raise ValueError(f"message {sender}: classes {low}..{high} are not all in 0..{classes - 1}")
+    if label.dtype != torch.uint8 or label.shape != ((DIGEST_BYTES,) if len(digest_P) else (0,)):
+        shape = tuple(label.shape)
+        raise ValueError(f"message {sender}: a label of {label.dtype} {shape} does not fit {len(digest_P)} digests")
 
 
 def cooccurrence_counts(labels: Labels) -> Any:
@@ -192,7 +203,11 @@ def cooccurrence_counts(labels: Labels) -> Any:
     return count_CC
 
 
-def collect_labels(messages: Sequence[LabelMessage], classes: int) -> LabelCooccurrence:
-    """Return how often labels occur together, by the clients' messages. Errors as ``merge_label_sets``."""
-    labels = merge_label_sets(messages, classes)
+def collect_labels(messages: Sequence[LabelMessage], cards: Sequence[Card]) -> LabelCooccurrence:
+    """Return how often labels occur together, by the clients' messages. cards: of the senders, of one class each.
+
+    Errors as ``merge_label_sets``.
+    """
+    class_M = [int(card.identified_C.nonzero()[0]) for card in cards]
+    labels = merge_label_sets(messages, class_M, len(cards[0].identified_C))
     return LabelCooccurrence.from_counts(cooccurrence_counts(labels), len(labels))

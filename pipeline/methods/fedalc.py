@@ -58,7 +58,7 @@ class FedALC(Spreadout):
         return label_message(parts, self.matching, key if self.matching == "hmac" else b"")
 
     def initial_statistics(self, ctx: ServerContext) -> LabelCooccurrence:
-        return collect_labels(ctx.initial_messages, len(ctx.cards[0].identified_C))
+        return collect_labels(ctx.initial_messages, ctx.cards)
 
     def pair_weights(self, index_CK: Tensor, cooccurrence: LabelCooccurrence) -> Tensor:
         """Return omega [C, K]; a class that never occurs without its neighbours pushes none of them."""

@@ -60,7 +60,7 @@ class FedALCFixed(OneClass):
         return label_message(parts, self.matching, key if self.matching == "hmac" else b"")
 
     def initial_statistics(self, ctx: ServerContext) -> LabelCooccurrence:
-        return collect_labels(ctx.initial_messages, len(ctx.cards[0].identified_C))
+        return collect_labels(ctx.initial_messages, ctx.cards)
 
     def first_rows(self, rows_CD: Tensor, cooccurrence: LabelCooccurrence, ctx: ServerContext) -> Tensor:
         rate, weights = self.lr * len(rows_CD), (self.alpha, self.beta, self.nu)

@@ -255,7 +255,7 @@ def test_what_clients_tell_is_a_digest_per_row():
             METHODS[name]().initial_message(card, parts(held), b"k" * 32) for card, held in clients(data)
         ]
         assert [messages.nbytes(t) for t in initial_messages] == [
-            32 * card.num_examples + 12 for card, _ in clients(data)
+            32 * card.num_examples + 32 for card, _ in clients(data)
         ]
     plain = FEDALC(matching="sha256")
     card, held = clients(data)[0]

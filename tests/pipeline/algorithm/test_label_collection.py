@@ -16,9 +16,10 @@ from anchorfl.pipeline.algorithm.label_collection import (
     canonical,
     cooccurrence_counts,
     digests,
+    label_digest,
     label_message,
     merge_label_sets,
-    message_of_pairs,
+    message_of,
     run_key,
 )
 from anchorfl.tasks.arrays.labels import Labels
@@ -70,7 +71,8 @@ def collected(rows, y_NC, seed=0, key=KEY, matching="hmac"):
     """Label sets, the clients answering in an order of the seed's."""
     rng = np.random.default_rng(seed)
     sent = [label_message(parts(data), matching, key) for data in clients(rows, y_NC, rng, pad=True)]
-    return merge_label_sets([sent[at] for at in rng.permutation(len(sent))], y_NC.shape[1])
+    order = rng.permutation(len(sent))
+    return merge_label_sets([sent[at] for at in order], order.tolist(), y_NC.shape[1])
 
 
 def unique_rows(rows, y_NC):
@@ -132,10 +134,10 @@ def test_equal_instances_become_one_row_with_the_labels_of_all():
 
 def test_a_digest_that_is_sent_twice_counts_once():
     digest = np.full((1, DIGEST_BYTES), 7, np.uint8)
-    sent = message_of_pairs(digest, np.array([1]))
-    twice = type(sent)(sent.class_K, sent.count_K * 2, sent.digest_P.repeat(2, 1))
+    sent = message_of(label_digest(1, key=KEY), digest)
+    twice = type(sent)(sent.label, sent.digest_P.repeat(2, 1))
     for messages in ([sent, sent], [twice], [twice, sent]):
-        labels = merge_label_sets(messages, 3)
+        labels = merge_label_sets(messages, [1] * len(messages), 3)
         assert labels.lists().to_pylist() == [[1]]
         assert cooccurrence_counts(labels).toarray().tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
 
@@ -149,7 +151,8 @@ def test_pairs_have_no_order_also_where_a_feature_stands_twice():
 def test_rows_stand_in_the_order_of_the_digests():
     digest = np.zeros((4, DIGEST_BYTES), np.uint8)
     digest[:, 0], digest[:, -1] = [200, 3, 200, 3], [0, 1, 1, 0]  # ends that are zero must count, and bytes be unsigned
-    labels = merge_label_sets([message_of_pairs(digest[[k]], np.array([k])) for k in (0, 1, 2, 3)], 4)
+    sent = [message_of(label_digest(k, key=KEY), digest[[k]]) for k in range(4)]
+    labels = merge_label_sets(sent, range(4), 4)
     assert labels.lists().to_pylist() == [[3], [1], [0], [2]]
 
 
@@ -157,23 +160,45 @@ def test_a_message_costs_32_bytes_per_instance_and_tells_no_order():
     rows = [((k + 1, 1.0),) for k in range(50)]
     data = sparse(rows, np.ones((50, 1)))
     sent = label_message(parts(data), "hmac", KEY)
-    assert tree.nbytes(sent) == 50 * 32 + 12
+    assert tree.nbytes(sent) == 50 * 32 + 32
     initial_messages = [bytes(row) for row in sent.digest_P.numpy()]
     assert initial_messages == sorted(digests(data, "hmac", KEY)) != digests(data, "hmac", KEY)
 
 
 def test_only_known_positives_are_sent():
     rows = [((1, 1.0),), ((2, 1.0),), ((3, 1.0),)]
-    y_NC, known_NC = [[1, 1], [0, 1], [0, 0]], [[1, 0], [1, 1], [1, 1]]
+    y_NC, known_NC = [[1, 1], [0, 1], [0, 0]], [[0, 0], [0, 1], [1, 1]]
     sent = label_message(parts(sparse(rows, y_NC, known_NC=known_NC)), "hmac", KEY)
     expected = digests(sparse(rows, y_NC), "hmac", KEY)
-    assert sent.class_K.tolist() == [0, 1]
-    assert sent.count_K.tolist() == [1, 1]
-    assert [bytes(row) for row in sent.digest_P.numpy()] == expected[:2]
+    assert sent.label.numpy().tobytes() == label_digest(1, "hmac", KEY)
+    assert [bytes(row) for row in sent.digest_P.numpy()] == expected[1:2]
     nothing = label_message(parts(sparse(rows, np.zeros((3, 2)))), "hmac", KEY)
     assert tree.nbytes(nothing) == 0
-    assert len(merge_label_sets([nothing], 2)) == len(merge_label_sets([], 2)) == 0
-    assert cooccurrence_counts(merge_label_sets([nothing], 2)).toarray().tolist() == [[0, 0], [0, 0]]
+    assert len(merge_label_sets([nothing], [0], 2)) == len(merge_label_sets([], [], 2)) == 0
+    assert cooccurrence_counts(merge_label_sets([nothing], [0], 2)).toarray().tolist() == [[0, 0], [0, 0]]
+    with pytest.raises(ValueError, match="from clients of one class, and this one has 2"):
+        label_message(parts(sparse(rows, y_NC)), "hmac", KEY)
+
+
+def test_labels_are_hashed_with_the_key_of_the_rows():
+    """Without the key nobody can try the classes; plain digests of labels are looked up in a list of them."""
+    every = {label_digest(c, "sha256"): c for c in range(1000)}
+    assert every[label_digest(7, "sha256")] == 7
+    assert label_digest(7, "hmac", KEY) not in every
+    assert label_digest(7, "hmac", KEY) == label_digest(7, "hmac", KEY) != label_digest(7, "hmac", run_key(2))
+    assert len({label_digest(c, "hmac", KEY) for c in range(1000)}) == 1000
+    with pytest.raises(ValueError, match="the key of hmac has 0 bytes"):
+        label_digest(7)
+
+
+def test_labels_that_are_not_one_for_each_class_are_refused():
+    digest = np.zeros((1, DIGEST_BYTES), np.uint8)
+    one, other = (message_of(label_digest(1, key=run_key(k)), digest) for k in (1, 2))
+    assert len(merge_label_sets([one, one], [1, 1], 3)) == 1
+    with pytest.raises(ValueError, match="message 1: its label is that of class 1, and it has 2"):
+        merge_label_sets([one, one], [1, 2], 3)
+    with pytest.raises(ValueError, match="clients of one class sent different labels"):
+        merge_label_sets([one, other], [1, 1], 3)
 
 
 def test_the_bytes_of_an_instance_do_not_depend_on_its_padding():
@@ -226,14 +251,15 @@ def test_keys():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda s: (s.class_K + 2, s.count_K, s.digest_P), r"message 1: classes 2\.\.2 are not all in 0\.\.1"),
-        (lambda s: (s.class_K - 1, s.count_K, s.digest_P), r"message 1: classes -1\.\.-1 are not all in 0\.\.1"),
-        (lambda s: (s.class_K, s.count_K + 1, s.digest_P), "message 1: 1 classes, 1 counts and 1 digests do not fit"),
-        (lambda s: (s.class_K, s.count_K, s.digest_P[:, :16]), r"message 1: digests are torch.uint8 \(1, 16\)"),
-        (lambda s: (s.class_K, s.count_K, s.digest_P.int()), "message 1: digests are torch.int32"),
+        (lambda s: (s.label[:16], s.digest_P), r"message 1: a label of torch.uint8 \(16,\) does not fit 1 digests"),
+        (lambda s: (s.label[:0], s.digest_P), r"message 1: a label of torch.uint8 \(0,\) does not fit 1 digests"),
+        (lambda s: (s.label, s.digest_P[:0]), r"message 1: a label of torch.uint8 \(32,\) does not fit 0 digests"),
+        (lambda s: (s.label.int(), s.digest_P), "message 1: a label of torch.int32"),
+        (lambda s: (s.label, s.digest_P[:, :16]), r"message 1: digests are torch.uint8 \(1, 16\)"),
+        (lambda s: (s.label, s.digest_P.int()), "message 1: digests are torch.int32"),
     ],
 )
 def test_a_message_that_does_not_fit_is_refused(change, why):
     sent = label_message(parts(sparse([[(1, 1.0)]], [[1, 0]])), "hmac", KEY)
     with pytest.raises(ValueError, match=why):
-        merge_label_sets([sent, type(sent)(*change(sent))], 2)
+        merge_label_sets([sent, type(sent)(*change(sent))], [0, 0], 2)
