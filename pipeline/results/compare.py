@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,8 @@ class RunSummary:
     """The one that these are of."""
     result: dict[str, Any]
     """result.json, {} where the run has none."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """Facts of the run, by name (pipeline/run/provenance.py)."""
 
     @property
     def family(self) -> Family:
@@ -122,6 +124,7 @@ def load_run(folder: Path, split: Split = "test") -> RunSummary:
         values=_values(records, _family(params), split),
         split=split,
         result=read_result(folder),
+        tags=metadata.get("tags", {}),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -10,8 +11,13 @@ from pathlib import Path
 
 from anchorfl.pipeline.config.experiment import digest, flat
 from anchorfl.pipeline.storage.run_record import RunInfo, read_metadata, read_records
+from anchorfl.pipeline.training.evaluation import RankedSplits
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.scores import P_AT
+
+MOST_FREQUENT = "most_frequent"
+"""Tag of a run: scores of the test split by name, as JSON, where every row gets the most frequent classes."""
 
 
 def check_records(folder: Path, done: int) -> None:
@@ -46,6 +52,7 @@ def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:
         "partition_digest": manifest.partition_digest,
         "config_digest": digest(experiment),
         **run_spec.vectors(),
+        **_most_frequent(run_spec),
         "git_commit": _commit(),
         **({"notice": notice} if notice else {}),
         "python": platform.python_version(),
@@ -56,6 +63,15 @@ def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:
     return RunInfo(
         name=folder.name, experiment=manifest.task, params=flat(experiment), tags=tags, datasets=sets, folder=folder
     )
+
+
+def _most_frequent(run_spec: RunSpec) -> dict[str, str]:
+    """Return what one list for every row scores, that of the most frequent classes, where a run ranks and tests."""
+    experiment, data = run_spec.experiment, run_spec.data()
+    if experiment.evaluation.metrics != "ranking" or experiment.tested == "never" or not data.size("test"):
+        return {}
+    scores = RankedSplits(data, run_spec.objective()).of_most_frequent("test").values
+    return {MOST_FREQUENT: json.dumps({m.name: round(scores[m.name], 6) for m in P_AT})}
 
 
 def version_of(name: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -93,16 +94,26 @@ class RankedSplits:
         self.classes = len(data.manifest.class_names)
         self.rows = max(1, min(rows, LOGITS_AT_ONCE // self.classes))
         training_rows, count_C = training_counts(data)
+        self.count_C = count_C
         self.propensity_C = propensities(count_C, training_rows)
 
     def of(self, model: Classifier, name: Split) -> Scores:
         """Score the rankings of a model as it is."""
+        return self._scores(name, lambda data: ranking_scores(self.objective, logits_of(model, data)).cpu().numpy())
+
+    def of_most_frequent(self, name: Split) -> Scores:
+        """Score one ranking for all rows: the classes by their rows in training, of equal ones the first.
+
+        The least that a model must beat; a network that has collapsed scores about as much.
+        """
+        return self._scores(name, lambda data: np.tile(self.count_C.astype(np.float32), (len(data), 1)))
+
+    def _scores(self, name: Split, score: Callable[[ClientData], npt.NDArray[np.float32]]) -> Scores:
         split = self.splits[name]
         ranking = Ranking(len(split), self.classes, self.propensity_C)
         for start in range(0, len(split), self.rows):
             part = split.part(start, start + self.rows)
-            logits_BC = ranking_scores(self.objective, logits_of(model, part.data)).cpu()
-            ranking.add(logits_BC.numpy(), part.labels, part.known_BC)
+            ranking.add(score(part.data), part.labels, part.known_BC)
         return ranking.scores()
 
 

@@ -4,6 +4,7 @@ REPRODUCIBILITY.md has them. Written anew from the run folders at any time; the 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,12 +14,13 @@ from matplotlib.figure import Figure
 
 from anchorfl.pipeline import terminal
 from anchorfl.pipeline.results.mean_sd import mean_sd
+from anchorfl.pipeline.run.provenance import MOST_FREQUENT
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.metrics.scores import SUM
 from anchorfl.tuning.sweep.html import Block, markdown, to_csv
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.plots import curves, curves_csv, plot_dots, sensitivity, sensitivity_csv
-from anchorfl.tuning.tables.published import Row, quoted_lines
+from anchorfl.tuning.tables.published import Row, metrics_of, quoted_lines
 from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
 FIGURES = "figures"
@@ -33,6 +35,10 @@ HOW = (
     "MB (10^6 bytes): tensors that one client got (down) and sent (up) in a round, mean over the clients that answered."
     " CPU hours: seconds in which clients trained, updates were merged or models were scored, one thread each;"
     " without the start of processes, preparation of data and waiting.",
+)
+MOST_FREQUENT_MEANING = (
+    "Most frequent labels: every test row gets the labels with most training rows, and nobody trains. A network that"
+    " has collapsed scores about as much."
 )
 CONVENTION = (
     "Run, Table IV: megabytes of one client over a whole run as FedALC's Table IV counts them: a byte for a weight of"
@@ -84,7 +90,9 @@ def _blocks(table: Table) -> Iterator[Block]:
     yield Block("Published beside ours", picture=partial(plot_dots, table), file="table.png")
     for data, rows in table.data:
         entries = [e for e in table.entries if e.row in rows]
-        yield Block(data, rows=verdicts(entries, table.seeds), paragraphs=quoted_lines(table.paper, data))
+        floor = most_frequent_rows(table, rows)
+        paragraphs = [*([MOST_FREQUENT_MEANING] if floor else []), *quoted_lines(table.paper, data)]
+        yield Block(data, rows=[*verdicts(entries, table.seeds), *floor], paragraphs=paragraphs)
         if any(e.against for e in entries):
             yield Block(f"{data}: {_against(table, rows)}", rows=_tests(entries))
         yield Block(f"{data}: cost", rows=_costs(table, rows))
@@ -165,6 +173,18 @@ def verdicts(entries: Sequence[TableEntry], seeds: Sequence[int]) -> list[list[s
             ]
         )  # fmt: skip
     return out
+
+
+def most_frequent_rows(table: Table, rows: Sequence[Row]) -> list[list[str]]:
+    """Return a row for each metric of what the most frequent labels score, as the first run of a data set has it."""
+    runs = [run for row in rows for run in table.of(row).values()]
+    tag = next((run.tags[MOST_FREQUENT] for run in runs if MOST_FREQUENT in run.tags), "{}")
+    scores = {f"test/{name}": score for name, score in json.loads(tag).items()}
+    return [
+        ["most frequent labels", "-", m.shown, "-", f"{100 * scores[m.record]:.2f}", "-", "-", "-", "-"]
+        for m in metrics_of(table.paper, rows[0].data)
+        if m.record in scores
+    ]
 
 
 def _tests(entries: Sequence[TableEntry]) -> list[list[str]]:

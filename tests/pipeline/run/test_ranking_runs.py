@@ -21,7 +21,7 @@ from anchorfl.pipeline.results.predict import predict
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
-from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.storage.run_record import read_metadata, read_records
 from anchorfl.pipeline.training.evaluation import RankedSplits, logits_of, ranking_scores
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Objective
@@ -102,6 +102,22 @@ def test_records_result_and_what_is_shown(ranking, tmp_path, capsys):
     unlabeled = int(records[0].metrics["validation/rows_without_label"])
     assert unlabeled > 0
     assert said.count(f"  validation: {unlabeled} of ") == said.count("rows have no known label; each counts 0") == 1
+
+
+def test_a_run_says_what_the_most_frequent_classes_score(ranking, tmp_path):
+    """One list for every row: hits counted by hand; in the run's tags, but where the test split is not looked at."""
+    e = ranking(federation={"rounds": 1})
+    run(e, tmp_path / "run", quiet)
+    data = make_run_spec(e, quiet).data()
+    y_NC = data.split("test", Objective("multi")).y_NC.numpy()
+    hidden = training_counts(data)[1]  # with the labels that clients do not see, as PSP@k has them
+    order_C = np.argsort(-hidden, kind="stable")
+    want = {f"p_at_{k}": y_NC[:, order_C[:k]].sum() / (k * len(y_NC)) for k in (1, 3, 5)}
+    tags = read_metadata(tmp_path / "run")["tags"]
+    assert json.loads(tags["most_frequent"]) == pytest.approx(want, abs=1e-6)
+    never = ranking(federation={"rounds": 1}, evaluation={"test": "never"})
+    run(never, tmp_path / "never", quiet)
+    assert "most_frequent" not in read_metadata(tmp_path / "never")["tags"]
 
 
 def test_the_option_is_part_of_the_digest_and_changes_no_weight(ranking, experiment, finished_run):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import resolve_options
+from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.tuning.tables.page import write_page
 from anchorfl.tuning.tables.papers import paper_of
 from anchorfl.tuning.tables.published import rows_of, select_rows
@@ -75,6 +78,10 @@ def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(tabl
     page = write_page(table, tmp_path / "page")[0].read_text()
     assert f"Bibtex: {own.label}, its best on validation, against each row" in page
     assert "run, Table IV: down" in page
+    tag = json.loads(read_metadata(again[0].folder)["tags"]["most_frequent"])
+    for k in (1, 3, 5):
+        assert f"| most frequent labels | - | P@{k} | - | {100 * tag[f'p_at_{k}']:.2f} | - | - | - | - |" in page
+    assert page.count("Most frequent labels: every test row gets") == 1
     e = jobs[0].run.experiment
     sent = table.cost(again[0].row).up * 1e6 / 4  # theta and a row
     theta = round(sent) - e.model.width
