@@ -125,16 +125,17 @@ KEPT = {
     ),
     "pbc": Kept(
         ("pbc",),
-        "fedbm --data pbc-0.05,pbc-0.1 --seeds 0,1,2 --task.variant npz28 --task.image_size 28 --federation.epochs 1"
-        f" --federation.rounds 40 {SMALL} --method.head_epochs 1",
+        "fedbm --data pbc-0.05,pbc-0.1 --rows central,fedavg,feddyn,fedprox,fedrep,fedrod,fednh,fedproto,fedetf,"
+        "scaffold,fedbm,fedbm-no-lkcc,fedbm-no-cgde --seeds 0,1,2 --task.name pbc --task.variant npz28 --task.image_size 28"
+        f" --federation.epochs 1 --federation.rounds 40 {SMALL} --method.head_epochs 1",
         "pbc",
         "28 x 28 pixels",
         presets=False,
     ),
     "ham10000": Kept(
         ("fedbm-others",),
-        f"fedbm --data ham10000-0.05 --rows fedavg,fedbm --task.variant hmnist_8_8_L --task.image_size 8 {SMALL}"
-        " --method.lambda_div 0.0013",
+        "fedbm --data ham10000-0.05 --rows fedavg,fedbm --task.name ham10000 --task.variant hmnist_8_8_L"
+        f" --task.image_size 8 {SMALL} --method.lambda_div 0.0013",
         "ham10000",
         "8 x 8 grey pixels",
         presets=False,

@@ -12,6 +12,7 @@ from anchorfl.tasks.images.femnist import femnist
 from anchorfl.tasks.images.flair import flair
 from anchorfl.tasks.images.ham10000 import ham10000
 from anchorfl.tasks.images.kvasir import kvasir_v2
+from anchorfl.tasks.images.medmnist import bloodmnist, dermamnist
 from anchorfl.tasks.images.oct_c8 import oct_c8
 from anchorfl.tasks.images.pbc import pbc
 from anchorfl.tasks.images.voc import voc2007, voc2007_difficult_unknown, voc2012, voc2012_difficult_unknown
@@ -46,6 +47,8 @@ TASKS: dict[str, Callable[[], Task]] = {
     "kvasir-v2": kvasir_v2,
     "ham10000": ham10000,
     "pbc": pbc,
+    "bloodmnist": bloodmnist,
+    "dermamnist": dermamnist,
     "femnist": femnist,
     # FedALC (2025)
     "voc2007": voc2007,

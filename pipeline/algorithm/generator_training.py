@@ -82,14 +82,14 @@ class ImageSource:
         return self.prepared(self.generator(self.conditions(class_B, rng)), rng), class_B
 
 
-def first_generator(ctx: ServerContext, measures: bool) -> Tensors:
+def first_generator(ctx: ServerContext, width: int, measures: bool) -> Tensors:
     """Return the generator before its first training: its weights, and the shape of its images (``SHAPE``).
 
-    measures: it will be compared with BatchNorm's running statistics. InputError where it cannot be.
+    width: of its conditions; measures: it will be compared with BatchNorm's running statistics. InputError where it
+    cannot be.
     """
-    spec, concepts_CMD = ctx.spec, ctx.concepts_CMD
+    spec = ctx.spec
     assert spec is not None
-    assert concepts_CMD is not None
     if spec.kind != "image":
         raise InputError(
             f"fedbm's generator makes images, the input is of kind {spec.kind!r}: set method.cgde to False"
@@ -102,7 +102,7 @@ def first_generator(ctx: ServerContext, measures: bool) -> Tensors:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.set_state(ctx.rng.get_state())
-            generator = Generator(concepts_CMD.shape[2], spec.shape)
+            generator = Generator(width, spec.shape)
     except ValueError as error:
         raise InputError(f"fedbm: {error}") from error
     return weights_of(generator) | {SHAPE: torch.tensor(spec.shape)}
@@ -215,6 +215,11 @@ def row_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
     """Return the loss of every row [B] against the frozen classifier (its bound, eq. 4), or a linear one."""
     if isinstance(model.head, ConceptHead):
         return model.head.bound(model.encoder(x), class_B)
+    return F.cross_entropy(model(x), class_B, reduction="none")
+
+
+def prediction_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
+    """Return the cross-entropy of every row [B] of the model's prediction, whatever its head (eq. 6)."""
     return F.cross_entropy(model(x), class_B, reduction="none")
 
 

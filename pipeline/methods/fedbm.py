@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -33,6 +34,7 @@ from anchorfl.pipeline.algorithm.generator_training import (
     first_generator,
     frozen_classifier,
     frozen_part,
+    prediction_loss,
     retrain,
     row_loss,
     without_frozen,
@@ -68,6 +70,9 @@ class FedBM(Method[BMState, Update]):
     """Weight of the distance to the running statistics of BatchNorm, >= 0; above 0 it needs BatchNorm."""
     synthetic_per_batch: int = 16
     """Generated images that join a mini-batch."""
+    generator_loss: Literal["bound", "cross_entropy"] = "bound"
+    """The generator's L_sem against the frozen classifier: the bound of equation 4 (reference), or the cross-entropy of
+    the global model's prediction (equation 6)."""
     generator_every: int = 5
     """The generator is trained after every so many rounds."""
     generator_steps: int = 100
@@ -93,15 +98,17 @@ class FedBM(Method[BMState, Update]):
 
     @property
     def head(self) -> HeadSpec:
-        return HeadSpec(kind="concept" if self.lkcc else "linear", concepts=self.lkcc or self.cgde)
+        concepts = self.lkcc or (self.cgde and self.concept_conditions)
+        return HeadSpec(kind="concept" if self.lkcc else "linear", concepts=concepts)
 
     def begin(self, ctx: ServerContext) -> BMState:
         weights, concepts_CMD = weights_of(ctx.model), ctx.concepts_CMD
-        if concepts_CMD is None:  # neither half: FedAvg
-            concepts_CMD = torch.zeros(0)
+        if concepts_CMD is None:  # without language; conditions of the generator are as wide as the representation
+            classes, width = ctx.model.get_parameter("head.weight").shape
+            concepts_CMD = torch.zeros(classes, 1, width) if self.cgde else torch.zeros(0)
         elif self.lkcc:
             weights |= frozen_classifier(concepts_CMD, self.classifier, self.tau, ctx.rng)
-        generator = first_generator(ctx, self.lambda_dis > 0) if self.cgde else {}
+        generator = first_generator(ctx, concepts_CMD.shape[2], self.lambda_dis > 0) if self.cgde else {}
         never_I = torch.full((len(ctx.cards),), -1)
         return BMState(weights, concepts_CMD, generator, torch.zeros((), dtype=torch.int64), never_I)
 
@@ -137,8 +144,9 @@ class FedBM(Method[BMState, Update]):
         # after the last round nobody would see what it learns
         if not self.cgde or ctx.round % self.generator_every or ctx.round == ctx.rounds:
             return state
+        loss = prediction_loss if self.generator_loss == "cross_entropy" else row_loss
         training = GeneratorTraining(
-            row_loss, self.lambda_div, self.lambda_dis, self.generator_steps, self.generator_batch, self.generator_lr
+            loss, self.lambda_div, self.lambda_dis, self.generator_steps, self.generator_batch, self.generator_lr
         )
         generator = retrain(state.generator, weights, state.concepts_CMD, self.concept_conditions, training, ctx)
         return replace(state, generator=generator, version=state.version + 1)

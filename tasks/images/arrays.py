@@ -19,7 +19,7 @@ from anchorfl.tasks.files.decompression import check_growth
 from anchorfl.tasks.files.raw_files import open_bytes
 
 KINDS = {"images": ("uif", "numbers"), "labels": ("iu", "whole numbers")}
-"""Types of the arrays that are no texts."""
+"""Types of the arrays that are no texts, by the end of their names."""
 FAULTS = (
     OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
     NotImplementedError, RuntimeError,
@@ -59,7 +59,7 @@ def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDAr
     if len(set(size.values())) > 1:
         raise InputError(f"{path}: the arrays have different numbers of rows {size}; get the file again")
     for name, array in arrays.items():
-        kinds, what = KINDS.get(name, ("U", "texts"))
+        kinds, what = KINDS.get(name.rpartition("_")[2], ("U", "texts"))
         if array.dtype.kind not in kinds:
             raise InputError(f"{path}: {name} holds {array.dtype}, but needs {what}; get the file again")
     return arrays

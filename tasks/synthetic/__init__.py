@@ -17,6 +17,7 @@ from anchorfl.tasks.synthetic import (
     flair,
     ham10000,
     kvasir,
+    medmnist,
     mimic3,
     mulan,
     oct_c8,
@@ -27,6 +28,7 @@ from anchorfl.tasks.synthetic import (
     xc,
 )
 
+MEDMNIST = ("bloodmnist", "dermamnist")
 XC = ("bibtex", "eurlex-4k", "amazoncat-13k", "amazon-670k", "amazontitles-670k", "wikilshtc-325k")
 MULAN = ("birds", "cal500", "corel5k", "delicious", "emotions", "enron", "medical", "scene", "yeast")
 SYNTHETIC: dict[str, Callable[[Path, int, int], None]] = {
@@ -39,6 +41,7 @@ SYNTHETIC: dict[str, Callable[[Path, int, int], None]] = {
     "kvasir-v2": kvasir.write,
     "ham10000": ham10000.write,
     "pbc": pbc.write,
+    **{name: partial(medmnist.write, task=name) for name in MEDMNIST},
     "femnist": femnist.write,
     "voc2007": voc.write,
     "voc2007-difficult-unknown": voc.write,

@@ -31,6 +31,7 @@ FORMATS = {
     "flair": ("*",),
     "ham10000": ("*",),
     "pbc": ("*",),
+    "dermamnist": ("*_128.npz",),
     "femnist": ("*",),
     "oct-c8": ("*",),
 }

@@ -23,6 +23,7 @@ ABLATIONS = ["fedalign-no-al", "fedalign-no-se", "fedalign-no-at"]
 METHOD = {"central": "fedavg", "baseline": "fedavg", "lkcc": "fedbm", "frozen": "fedbm"}
 """How names of FedBM's rows begin -> their method, where it is another word."""
 OF_A_PAPER = [n for n in NAMES if n.split("/")[0] in FOLDERS]
+FEDBM = [f"{name}-{beta}" for name in ("oct-c8", "kvasir-v2", "ham10000", "pbc") for beta in (0.05, 0.1)] + ["femnist"]
 BESIDE = {
     "fedalign": set(),
     "fedalc": {f"{folder}/fedavg" for folder in ("coco14", "voc12", "voc07", "flair")}
@@ -35,7 +36,8 @@ BESIDE = {
         f"{folder}/{row}"
         for folder in ("ham10000-0.05", "ham10000-0.1", "pbc-0.05", "pbc-0.1", "femnist")
         for row in ("fedbm-no-lkcc", "fedbm-no-cgde")
-    },
+    }
+    | {f"{folder}/fedbm-no-language" for folder in FEDBM},
 }
 """Presets that are run beside a paper's rows, and published nowhere."""
 
@@ -48,7 +50,7 @@ def test_all_presets_are_seen():
     assert sorted(compared + without) == OF_A_PAPER
     assert {"digits/fedalign", "digits/fedavg"} < set(NAMES)
     assert sorted(NAMES) == NAMES
-    assert len(NAMES) == 2 + 99 + 83 + 181
+    assert len(NAMES) == 2 + 99 + 83 + 190
     assert len(list(PRESETS.glob("*.toml"))) == 19 + 3
 
 

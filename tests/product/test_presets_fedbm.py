@@ -76,11 +76,13 @@ def options(name):
 def test_an_ablation_changes_what_its_name_says(folder):
     whole = options(f"{folder}/fedbm")
     changes = {
-        "no-lkcc": {"lkcc": False}, "no-cgde": {"cgde": False}, "no-concepts": {"concept_conditions": False},
-        "no-div": {"lambda_div": 0.0}, "no-dis": {"lambda_dis": 0.0}, "div-0.1": {"lambda_div": 0.1},
-        "div-1": {"lambda_div": 1.0}, "div-10": {"lambda_div": 10.0}, "dis-0.1": {"lambda_dis": 0.1},
-        "dis-1": {"lambda_dis": 1.0}, "dis-10": {"lambda_dis": 10.0},
-    }  # fmt: skip
+        "no-lkcc": {"lkcc": False},
+        "no-cgde": {"cgde": False},
+        "no-concepts": {"concept_conditions": False},
+        "no-language": {"lkcc": False, "concept_conditions": False},
+        **{f"no-{name}": {f"lambda_{name}": 0.0} for name in ("div", "dis")},
+        **{f"{name}-{value:g}": {f"lambda_{name}": value} for name in ("div", "dis") for value in (0.1, 1.0, 10.0)},
+    }
     for name, change in changes.items():
         if f"{folder}/fedbm-{name}" in NAMES:
             assert options(f"{folder}/fedbm-{name}") == whole | change

@@ -56,7 +56,9 @@ LABELS = {
     "oct-c8": oct_c8.FOLDERS, "kvasir-v2": kvasir.FOLDERS, "pbc": pbc.FOLDERS, "ham10000": ham10000_rows.DIAGNOSES,
 }  # fmt: skip
 """Label in the raw files -> class name, in the order of the classes."""
-WITH_PROMPTS = (*PAIRS, "femnist", "digits")
+MEDMNIST = {"bloodmnist": "pbc", "dermamnist": "ham10000"}
+"""A file of the same images -> the set that they are from, whose words it has."""
+WITH_PROMPTS = (*PAIRS, *MEDMNIST, "femnist", "digits")
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -18,18 +18,20 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import ConceptHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext, Update
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
     GENERATOR,
     GeneratorTraining,
     image_source,
+    prediction_loss,
     row_loss,
     train_generator,
     without_frozen,
 )
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.fedbm import FedBM
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
@@ -295,6 +297,44 @@ def test_each_loss_of_the_generator_is_added_and_falls(div, dis):
     losses = train_generator(source, model, GeneratorTraining(nothing, div, dis, 40, 16, 3e-3), rng(3))
     assert min(losses) > 0
     assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
+
+
+def test_the_prediction_loss_is_cross_entropy_and_the_bound_lies_above_it():
+    """Equation 6 in NumPy, from logits; equation 4 adds the concepts' variance, which is small."""
+    model, state = normalized()
+    model.load_state_dict(state.weights)
+    model.eval()
+    x, class_B = torch.randn(9, 1, SIDE, SIDE, generator=rng(5)), torch.arange(9) % C
+    with torch.no_grad():
+        logits_BC = model(x).double().numpy()
+        got, bound = prediction_loss(model, x, class_B).numpy(), row_loss(model, x, class_B).numpy()
+    want = np.log(np.exp(logits_BC).sum(1)) - logits_BC[np.arange(9), class_B.numpy()]
+    assert got == pytest.approx(want, rel=1e-4)
+    assert not np.allclose(got, bound, atol=1e-4)
+
+
+def test_the_generator_learns_by_the_loss_that_is_named():
+    states = {loss: federation(FedBM(**QUICK, generator_loss=loss), 3)[0] for loss in ("bound", "cross_entropy")}
+    one, other = (messages.checksum(states[loss][1].generator) for loss in states)
+    assert one != other
+    assert messages.checksum(states["bound"][0].weights) == messages.checksum(states["cross_entropy"][0].weights)
+
+
+def test_without_language_no_text_encoder_is_asked():
+    """A linear classifier and conditions of noise, as wide as the representation; the generator learns all the same."""
+    bare = FedBM(**QUICK, lkcc=False, concept_conditions=False)
+    assert not bare.head.concepts
+    assert all(FedBM(**QUICK, **more).head.concepts for more in ({}, {"lkcc": False}, {"concept_conditions": False}))
+    model, cards = network(bare), [client(0)[0], client(1, 7)[0]]
+    state = bare.begin(replace(server(model, cards), concepts_CMD=None))
+    assert state.concepts_CMD.shape == (C, 1, 6)
+    assert not state.concepts_CMD.any()
+    trained = bare.aggregate(
+        state,
+        [ClientResult(card, Update(weights_of(model))) for card in cards],
+        replace(server(model, cards, 2), concepts_CMD=None),
+    )
+    assert messages.checksum(trained.generator) != messages.checksum(state.generator)
 
 
 def test_a_generators_steps_are_adams_one_after_the_other():
