@@ -126,8 +126,8 @@ KEPT = {
     "pbc": Kept(
         ("pbc",),
         "fedbm --data pbc-0.05,pbc-0.1 --rows central,fedavg,feddyn,fedprox,fedrep,fedrod,fednh,fedproto,fedetf,"
-        "scaffold,fedbm,fedbm-no-lkcc,fedbm-no-cgde --seeds 0,1,2 --task.name pbc --task.variant npz28 --task.image_size 28"
-        f" --federation.epochs 1 --federation.rounds 40 {SMALL} --method.head_epochs 1",
+        "scaffold,fedbm,fedbm-no-lkcc,fedbm-no-cgde --seeds 0,1,2 --task.name pbc --task.variant npz28"
+        f" --task.image_size 28 --federation.epochs 1 --federation.rounds 40 {SMALL} --method.head_epochs 1",
         "pbc",
         "28 x 28 pixels",
         presets=False,

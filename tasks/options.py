@@ -37,9 +37,9 @@ class TaskOptions:
     """Variant of the raw files where a data set has several (r8: ``stemmed``, the default, or ``textgcn``)."""
     fold: int = -1
     """The fold that is the test split (extrasensory: 0..4); -1: the run's seed modulo their number."""
-    fold_seed: int | None = 8
-    """Seed of folds that are drawn (extrasensory, variant ``sequences``); ``none``: the run's, as FedAlign's authors
-    do; so runs of several seeds may test a row twice, or never."""
+    split_seed: int | None = -1
+    """Seed of a test split, folds or writers (femnist) that are drawn; -1: the data set's own, so that all runs are
+    tested on the same rows; ``none``: the run's, as the papers' codes draw them. Published splits stay."""
     on_bad_row: Literal["error", "skip"] = "error"
     """A bad row of the raw files: ``error``, stop with its location; ``skip``, leave it out, count and list it."""
     min_positives: int = 0
@@ -103,3 +103,9 @@ class TaskOptions:
     """Columns of ``file`` that are nothing of all this: left out, and not asked about. Names and patterns."""
     class_names: str = ""
     """Class names of ``file``: a file with one a line in their order, or ``id<TAB>name``, where the table holds ids."""
+
+    def seed_of_split(self, own: int) -> int:
+        """Return the seed of a split that is drawn. own: the data set's. ValueError where it is yet to be the run's."""
+        if self.split_seed is None:
+            raise ValueError("the split's seed is the run's, so it must be put in place first: canonicalize_options")
+        return own if self.split_seed == -1 else self.split_seed

@@ -56,7 +56,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
 
     pixels_ND, label_N = load_digits(return_X_y=True)
     row_N = np.arange(len(label_N), dtype=np.int64)
-    test = stratified_holdout(label_N, row_N, TEST_SHARE, np.random.default_rng(TEST_SEED))
+    test = stratified_holdout(label_N, row_N, TEST_SHARE, np.random.default_rng(options.seed_of_split(TEST_SEED)))
     label_list = pa.ListArray.from_arrays(
         np.arange(len(label_N) + 1, dtype=np.int32), pa.array(label_N.astype(np.int32))
     )

@@ -2,8 +2,8 @@
 
 LEAF's files hold about 3,550 writers; FedBM takes 50 of those with fewer than 150 samples (396 it counts): 35 for
 training, each a client (``task.partition = "subjects"``, ``task.clients = 35``), 5 for validation, 10 for testing.
-Which 50 is published nowhere and drawn anew in each of its runs; here they are drawn once, with a seed of the task's
-own, so that every run is tested on the same writers. Pixels are stored as LEAF has them, 1 for the white paper and 0
+Which 50 is published nowhere and drawn anew in each of its runs (``split_seed = "none"``); here they are drawn once, so
+that every run is tested on the same writers. Pixels are stored as LEAF has them, 1 for the white paper and 0
 for ink, as whole numbers 0..255.
 
 Files: LEAF's ``data`` folder, or a part of it: ``all_data/all_data_*.json`` if they are there, else ``train`` and
@@ -109,7 +109,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
             _note(writers, name, WriterSamples(path, start, samples))
             start += len(samples.y_N)
     few = {name: parts for name, parts in writers.items() if 0 < _size(parts) < BELOW}
-    split_of = _draw_writers(sorted(few), folder)
+    split_of = _draw_writers(sorted(few), folder, options.seed_of_split(WRITERS_SEED))
     bad = BadRows.of(options)
     tables = [_rows(name, few[name], split, bad) for name, split in sorted(split_of.items())]
     return bad.noted(pa.concat_tables(tables))
@@ -221,14 +221,14 @@ def _size(parts: list[WriterSamples]) -> int:
     return sum(len(part.samples.y_N) for part in parts)
 
 
-def _draw_writers(names: list[str], folder: Path) -> dict[str, str]:
+def _draw_writers(names: list[str], folder: Path, seed: int) -> dict[str, str]:
     """Draw the 50 writers from the given ones, and return the split of each."""
     total = sum(WRITERS.values())
     if len(names) < total:
         raise InputError(
             f"{folder}: {len(names)} writers have fewer than {BELOW} samples, {total} are needed; get all files"
         )
-    order: Ints = np.random.default_rng(WRITERS_SEED).permutation(len(names))[:total]
+    order: Ints = np.random.default_rng(seed).permutation(len(names))[:total]
     splits = [split for split, count in WRITERS.items() for _ in range(count)]
     return {names[index]: split for index, split in zip(order.tolist(), splits, strict=True)}
 

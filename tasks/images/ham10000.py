@@ -89,7 +89,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     if not len(index_N):
         raise InputError(f"{folder}: no image of {name} has a good row in {metadata}; get the files again")
     columns = {"image": images, "subject": pa.array([rows.lesions[index] for index in index_N.tolist()])}
-    split_N = _split(rows)
+    split_N = _split(rows, options.seed_of_split(SPLIT_SEED))
     return bad.noted(table_of(rows.row_N[index_N], rows.class_N[index_N], split_N[index_N], columns))
 
 
@@ -99,6 +99,6 @@ def fit(train: Table, options: TaskOptions) -> InputSpec:
     return image_spec(options, SIZES[chosen], 1 if chosen == "hmnist_8_8_L" else 3)
 
 
-def _split(rows: MetadataRows) -> Any:
+def _split(rows: MetadataRows, seed: int) -> Any:
     lesion_N = np.unique(np.array(rows.lesions), return_inverse=True)[1]
-    return split_7_1_2(rows.class_N, lesion_N, SPLIT_SEED)
+    return split_7_1_2(rows.class_N, lesion_N, seed)

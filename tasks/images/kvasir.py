@@ -61,7 +61,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
         raise ValueError("kvasir-v2 needs the folder of its images")
     bad = BadRows.of(options)
     listing = list_folders(folder, tuple(FOLDERS), bad)
-    split_N = split_7_1_2(listing.class_N, same_content(listing.paths), SPLIT_SEED)
+    split_N = split_7_1_2(listing.class_N, same_content(listing.paths), options.seed_of_split(SPLIT_SEED))
     return image_table(listing, split_N, "path", bad)
 
 

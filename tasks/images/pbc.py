@@ -76,9 +76,9 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
         raise ValueError("pbc needs the folder of its images")
     bad = BadRows.of(options)
     if variant(pbc(), options) != "jpg":
-        return _read_arrays(find_file(folder, *file_names(pbc(), options)), bad)
+        return _read_arrays(find_file(folder, *file_names(pbc(), options)), bad, options.seed_of_split(SPLIT_SEED))
     listing = list_folders(folder / ARCHIVE, tuple(FOLDERS), bad)
-    split_N = split_7_1_2(listing.class_N, same_content(listing.paths), SPLIT_SEED)
+    split_N = split_7_1_2(listing.class_N, same_content(listing.paths), options.seed_of_split(SPLIT_SEED))
     return image_table(listing, split_N, "image", bad)
 
 
@@ -87,7 +87,7 @@ def fit(train: Table, options: TaskOptions) -> InputSpec:
     return image_spec(options, SIZES[variant(pbc(), options)])
 
 
-def _read_arrays(path: Path, bad: BadRows) -> Table:
+def _read_arrays(path: Path, bad: BadRows, split_seed: int) -> Table:
     arrays = load_arrays(path, {"images": 4, "labels": 1, "filenames": 1, "class_names": 1})
     images, names = _checked_images(arrays["images"], path), arrays["filenames"].tolist()
     folder_C = _checked_names(arrays["class_names"].tolist(), path)
@@ -106,7 +106,7 @@ def _read_arrays(path: Path, bad: BadRows) -> Table:
             bad.meet(f"{path}: row {row}: {fault}; get the file again")
             good_N[row] = False
     class_N = _classes(code_N, folder_C)
-    split_N = split_7_1_2(class_N, same_content(images), SPLIT_SEED)
+    split_N = split_7_1_2(class_N, same_content(images), split_seed)
     row_N = np.flatnonzero(good_N)
     pixels = pixel_column(images[row_N])
     return bad.noted(table_of(row_N, class_N[row_N], split_N[row_N], {"image": pixels}))

@@ -36,7 +36,7 @@ SHOWN = 5
 
 
 def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOptions:
-    """Return the options with ``fold`` and ``fold_seed`` as numbers, with the class sets of this seed alone, and
+    """Return the options with ``fold`` and ``split_seed`` as numbers, with the class sets of this seed alone, and
     without a number of clients where it follows from the data.
 
     So data are prepared once. Raises InputError where the task has no such fold, or the class sets have no known form.
@@ -48,12 +48,13 @@ def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOpt
     if not -1 <= options.fold < task.folds and options.fold != -1:
         folds = f"folds 0..{task.folds - 1}" if task.folds else "no folds; leave it at -1"
         raise InputError(f"[task] fold = {options.fold}: {task.name} has {folds}")
-    if not task.folds:
-        return options
-    fold_seed = seed if options.fold_seed is None else options.fold_seed
-    if fold_seed < 0:
-        raise InputError(f"[task] fold_seed = {fold_seed}: must be at least 0, or none for the seed of the run")
-    return replace(options, fold=seed % task.folds if options.fold == -1 else options.fold, fold_seed=fold_seed)
+    split_seed = seed if options.split_seed is None else options.split_seed
+    if split_seed < -1:
+        raise InputError(
+            f"[task] split_seed = {split_seed}: must be at least 0, -1 for the data set's own, or none for the run's"
+        )
+    fold = seed % task.folds if task.folds and options.fold == -1 else options.fold
+    return replace(options, fold=fold, split_seed=split_seed)
 
 
 def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callable[[str], None]) -> tuple[Table, Task]:

@@ -12,7 +12,7 @@ looks at no timestamps, so that it joins minutes that are hours apart.
 The test split is one of five folds. ``users``, the default variant: the data set's own folds of whole users
 (``cv_5_folds``); without that folder, folds of whole users are drawn with a seed of the task's own. ``sequences``:
 folds of sequences before they are cut, whoever's they are, as FedAlign's authors draw them
-(dataset/dataset_extrasensory.py, with the run's seed: ``fold_seed = "none"``); drawn here once, so that five runs test
+(dataset/dataset_extrasensory.py, with the run's seed: ``split_seed = "none"``); drawn here once, so that five runs test
 every sequence once. The same users are then on both sides, and scores are higher.
 Counts of 16 of the 60 users (the files that tests read where they are present): 58988 minutes, 50559 with a positive
 label, 9754 sequences of 5.2 minutes on average. Origin: Vaizman, Ellis and Lanckriet, IEEE Pervasive Computing 16(4),
@@ -51,6 +51,7 @@ GAP = 110
 """Seconds from which on two minutes are not consecutive."""
 FOLDS = 5
 FOLDS_FOLDER = "cv_5_folds"
+SPLIT_SEED = 8
 THREADS = 8
 """Files read at once at most; one takes about 15 MB."""
 
@@ -91,9 +92,8 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
         raise InputError(f"[task] fold = {options.fold} must be one of 0..{FOLDS - 1}: extrasensory has {FOLDS} folds")
     paths = _users(find_files(folder, FILES))
     whole_users = variant(extrasensory(), options) == USERS
-    if options.fold_seed is None:
-        raise ValueError("the seed of the folds is the run's, so it must be put in place first: canonicalize_options")
-    fold_U = _folds(folder, tuple(paths), options.fold_seed) if whole_users else []
+    split_seed = options.seed_of_split(SPLIT_SEED)
+    fold_U = _folds(folder, tuple(paths), split_seed) if whole_users else []
     if whole_users and options.fold not in fold_U:
         present = ", ".join(map(str, sorted(set(fold_U))))
         raise InputError(
@@ -109,7 +109,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     if whole_users:
         fold_N = np.repeat(fold_U, [len(u.length_N) for u in users])
     else:
-        fold_N = _folds_of_sequences(sequence_N, options.fold_seed)
+        fold_N = _folds_of_sequences(sequence_N, split_seed)
     return bad.noted(_table(tuple(paths), users, sequence_N, fold_N == options.fold))
 
 

@@ -162,7 +162,9 @@ def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOpt
             f"{paths[0].parent}: no recording has {STEPS} steps of one activity in a row; get the files again"
         )
     row_N = np.arange(len(label_N), dtype=np.int64)
-    test_N = stratified_holdout(label_N, row_N, TEST_SHARE, np.random.default_rng(TEST_SEED), option=TEST)
+    test_N = stratified_holdout(
+        label_N, row_N, TEST_SHARE, np.random.default_rng(options.seed_of_split(TEST_SEED)), option=TEST
+    )
     columns = {
         "row": row_N,
         "split": pa.array(np.where(np.isin(row_N, test_N), "test", "train")),

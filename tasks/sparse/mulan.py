@@ -118,7 +118,9 @@ def read_one_file(folder: Path | None, options: TaskOptions) -> Table:
     path, xml = _paths(folder, ONE_FILE)
     bad = BadRows.of(options)
     part = read_arff(path, bad)
-    test = np.random.default_rng(TEST_SEED).permutation(part.rows)[: round(TEST_SHARE * part.rows)]
+    test = np.random.default_rng(options.seed_of_split(TEST_SEED)).permutation(part.rows)[
+        : round(TEST_SHARE * part.rows)
+    ]
     return bad.noted(_table([part], xml, part.index_N, np.isin(part.index_N, test)))
 
 

@@ -152,7 +152,8 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
     table = pa.table(columns).filter(good)
     if not schema.split:
         given_N = labeled.given_N[good.to_numpy(zero_copy_only=False)]
-        table = table.append_column("split", _draw_split(table, given_N, len(schema.values), file.path))
+        drawn = _draw_split(table, given_N, len(schema.values), file.path, options.seed_of_split(TEST_SEED))
+        table = table.append_column("split", drawn)
     return bad.noted(table)
 
 
@@ -239,7 +240,7 @@ def _splits(column: Column, schema: Schema, labeled: Targets, faults: Faults) ->
     return split
 
 
-def _draw_split(table: Table, given_N: Bools, classes: int, path: Path) -> Column:
+def _draw_split(table: Table, given_N: Bools, classes: int, path: Path, split_seed: int) -> Column:
     """Draw the split column where the file has none: a fifth of the labeled rows is test."""
     index = np.flatnonzero(given_N)
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
@@ -250,5 +251,5 @@ def _draw_split(table: Table, given_N: Bools, classes: int, path: Path) -> Colum
             " --task.split_column"
         )
     row_N = table["row"].to_numpy()
-    test = stratified_holdout(rarest, row_N[index], TEST_SHARE, np.random.default_rng(TEST_SEED), option=TEST)
+    test = stratified_holdout(rarest, row_N[index], TEST_SHARE, np.random.default_rng(split_seed), option=TEST)
     return pa.array(np.where(np.isin(row_N, test), "test", "train").tolist(), pa.string())

@@ -115,7 +115,11 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     wanted = labeled if splits is None else np.intersect1d(labeled, splits.admission_N)
     notes = read_notes(folder, wanted, bad)
     check_frequent(codes, notes, CODES, folder)
-    split = draw_split(notes, labeled) if splits is None else splits.of(notes, labeled, bad)
+    split = (
+        draw_split(notes, labeled, options.seed_of_split(SPLIT_SEED))
+        if splits is None
+        else splits.of(notes, labeled, bad)
+    )
     if not split:
         raise InputError(f"{folder}: no admission has a discharge summary and one of the 50 codes; get the files again")
     row_N = np.array(sorted(split), dtype=np.int64)
@@ -164,13 +168,13 @@ def _words(texts: Column, limit: int) -> Column:
     return pc.binary_join(pc.list_slice(lists, 0, limit), " ")
 
 
-def draw_split(notes: Notes, labeled: Ints) -> dict[int, str]:
+def draw_split(notes: Notes, labeled: Ints, seed: int) -> dict[int, str]:
     """Return the admission -> split, for those that have a discharge summary and one of the classes: a function of the
     patient alone, so that it does not depend on which others there are.
     """
     kept_N = np.isin(notes.row_N, labeled)
     patient_S, patient_index_N = np.unique(notes.patient_N[kept_N], return_inverse=True)
-    seeds = (hashlib.sha256(f"mimic3-50 {SPLIT_SEED} {patient}".encode()).digest() for patient in patient_S.tolist())
+    seeds = (hashlib.sha256(f"mimic3-50 {seed} {patient}".encode()).digest() for patient in patient_S.tolist())
     draw_S = np.array([int.from_bytes(seed[:8], "big") / 2**64 for seed in seeds])
     side_S = np.searchsorted(np.cumsum(SHARES)[:-1], draw_S, side="right")
     sides = (SPLITS[side] for side in side_S[patient_index_N].tolist())

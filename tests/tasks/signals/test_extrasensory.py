@@ -20,6 +20,8 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.raw_table import canonicalize_options
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.signals import extrasensory as module
 from anchorfl.tasks.signals.extrasensory import GAP, STEPS, extrasensory, fit, read
 from anchorfl.tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS, TABLE_NAMES
@@ -129,15 +131,33 @@ def test_a_sequence_is_on_one_side_of_the_validation_split(es_twin, tmp_path):
 def test_folds_may_be_drawn_by_the_seed_of_the_run(es_twin, tmp_path):
     """As FedAlign's authors do: 5 parts anew for each seed."""
     base = options(variant="sequences", fold=-1, root=str(es_twin), cache=str(tmp_path), partition="iid", clients=2)
-    own = replace(base, fold_seed=None)
-    assert canonicalize_options(extrasensory(), own, 4321) == replace(base, fold=1, fold_seed=4321)
+    own = replace(base, split_seed=None)
+    assert canonicalize_options(extrasensory(), own, 4321) == replace(base, fold=1, split_seed=4321)
     tested = [prepare(extrasensory(), own, seed, engine="local").manifest for seed in (5, 10)]  # both test fold 0
     assert tested[0].raw_digest == tested[1].raw_digest
-    rows = [read(es_twin, replace(base, fold=0, fold_seed=seed)).column("split").to_pylist() for seed in (5, 10, 5)]
+    rows = [read(es_twin, replace(base, fold=0, split_seed=seed)).column("split").to_pylist() for seed in (5, 10, 5)]
     assert rows[0] == rows[2] != rows[1]
     assert [m.test for m in tested] == [split.count("test") for split in rows[:2]]
-    with pytest.raises(InputError, match="fold_seed = -1: must be at least 0"):
-        canonicalize_options(extrasensory(), replace(base, fold_seed=-1), 0)
+    with pytest.raises(InputError, match="split_seed = -2: must be at least 0"):
+        canonicalize_options(extrasensory(), replace(base, split_seed=-2), 0)
+
+
+DRAWN = ["digits", "cal500", "kvasir-v2", "ham10000", "pbc", "femnist", "pamap2"]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_any_split_that_is_drawn_may_be_another(made_up, name):
+    """By its seed, and by nothing else; -1 is the data set's own."""
+    task = find_task(name)
+    folder = None if name == "digits" else made_up(name, 600 if name == "femnist" else 80, 1)
+    base = TaskOptions(name=name)
+    tables = [task.read(folder, replace(base, split_seed=seed)) for seed in (-1, 5, 6, 5)]
+    rows = [dict(zip(t["row"].to_pylist(), t["split"].to_pylist(), strict=True)) for t in tables]
+    assert rows[1] == rows[3]
+    assert rows[0] == dict(zip(*(task.read(folder, base)[c].to_pylist() for c in ("row", "split")), strict=True))
+    assert rows[0] != rows[1] != rows[2]
+    with pytest.raises(ValueError, match="canonicalize_options"):
+        task.read(folder, replace(base, split_seed=None))
 
 
 @pytest.mark.parametrize(("name", "clients"), [("es-15/fedalign", 15), ("es-25/fedalign", 25)])
