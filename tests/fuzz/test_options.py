@@ -29,7 +29,8 @@ def read(folder, made):
 def write_parts(folder):
     for name in ("r8-8", "fedalign"):
         text = (PRESETS / f"{name}.toml").read_text()
-        lines = [line for line in text.splitlines() if not line.startswith(("ES-", "MIMIC", "PAMAP", "data = "))]
+        others = ("ES-", '"ES-', "MIMIC", "PAMAP", "data = ")
+        lines = [line for line in text.splitlines() if not line.startswith(others)]
         (folder / f"{name}.toml").write_text("\n".join(lines) + "\n")
 
 

@@ -107,7 +107,7 @@ def next_of_demo_runs(name, capsys):
     assert main(["data", "demo", name]) == 0
     command = shlex.split(capsys.readouterr().out.rpartition("next: anchorfl ")[2])
     assert main(command) == 0
-    assert "rows with" in capsys.readouterr().out
+    assert "\ntraining rows " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["extrasensory", "mimic3-50", "femnist", "cal500", "r8"])
