@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,7 +26,7 @@ def statistics_of(data: Prepared) -> dict[str, float]:
     manifest = data.manifest
     training, count_C = training_counts(data)
     for split in SERVER_SPLITS:
-        count_C = count_C + data.sparse_split(split).labels.counts()
+        count_C = count_C + data.split_counts(split)
     largest = int(count_C.max(initial=0))
     return {
         "clients": len(manifest.examples),
@@ -60,7 +61,9 @@ def statistics_table(data: Prepared, published: Mapping[str, float]) -> str:
 
 
 def _number(value: float) -> str:
-    """Return whole numbers with separators, others with four decimals below 1 and one above."""
+    """Return whole numbers with separators, others with four decimals below 1 and one above; a dash for NaN."""
+    if math.isnan(value):
+        return "-"
     if value == int(value):
         return f"{int(value):,}"
     return f"{value:.4f}" if value < 1 else f"{value:,.1f}"

@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from anchorfl.tasks.arrays.arrow import Ints, Table, table_digest
 from anchorfl.tasks.arrays.chunks import Chunks
+from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.sparse_rows import SparseRows
 from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Objective
@@ -140,6 +141,11 @@ class Prepared:
     def split(self, name: Split, objective: Objective) -> ClientData:
         """Return a split of the server, labeled as far as the raw data are."""
         return self._parse(f"{name}.parquet", self._dense(objective))
+
+    def split_counts(self, name: Split) -> Ints:
+        """Return the rows of a split that have each class, int64 [C], without its inputs."""
+        classes = len(self.manifest.class_names)
+        return self._parse(f"{name}.parquet", lambda t: Labels.of_lists(t["labels"], classes).counts(), ["labels"])
 
     def sparse_split(self, name: Split) -> SparseRows:
         """Return the same without a matrix of labels, whatever the number of classes."""

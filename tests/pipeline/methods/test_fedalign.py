@@ -19,8 +19,12 @@ from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods import fedalign
 from anchorfl.pipeline.methods.fedalign import AlignState, AlignUpdate, FedAlign
 from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.run.lifecycle import run as run_experiment
+from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.storage.saved_model import load_model
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
+from tests.runs import quiet
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 C, D, WORDS, LENGTH = 4, 6, 11, 7
@@ -218,9 +222,18 @@ def test_the_alignment_loss_is_the_mean_over_the_rows_with_a_pseudo_label(kind):
     assert float(got.detach()) == pytest.approx(want, rel=1e-5)
 
 
-def test_without_unit_rows_the_logits_are_dot_products():
-    assert FedAlign().head.unit
-    assert not FedAlign(unit_classes=False).head.unit
+@pytest.mark.parametrize("unit", [True, False])
+def test_the_logits_of_a_run_and_of_its_saved_model_have_unit_rows_or_not(experiment, tmp_path, unit):
+    """Equation 4 is the plain dot product; the reference code brings the class rows of a single-label task to 1."""
+    e = experiment("fedalign", options={"unit_classes": unit})
+    run_experiment(e, tmp_path / "run", quiet)
+    head = load_model(tmp_path / "run" / "model").model.head
+    rows_CD, z_BD = head.classes().detach(), torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    length_C1 = rows_CD.norm(dim=1, keepdim=True)
+    assert not torch.allclose(length_C1, torch.ones_like(length_C1), atol=0.05)
+    want = z_BD @ (rows_CD / length_C1 if unit else rows_CD).T
+    assert torch.allclose(head(z_BD), want, atol=1e-5)
+    assert make_run_spec(e, quiet).model().head.unit == unit
 
 
 # ------------------------------------------------------------------------------------------------------------ the merge
