@@ -1,12 +1,14 @@
 """FedALC and the label correlation of VOC 2007, from the image lists alone: the images are not needed.
 
     python -m benchmarks.voc_label_lists FOLDER [--out runs/voc-lists] [--noise 0.7] [--rounds 300]
+    python -m benchmarks.voc_label_lists FOLDER --alphas 0.001,0.003,0.01,0.1,1
 
 FOLDER: that of ``VOC2007/ImageSets/Main``, or the archive of these lists. The labels, their counts and the split
 (trainval, test) are the real ones; **the inputs are made up**: 20 numbers per image, 1 where the class is there and 0
 where it is not, with normal noise. So the scores say nothing about images; the class rows, which see the clients' pull
 and the server's push, can be laid beside the correlation of the labels. Trains FedALC, FedAwS and FedALC-fixed with one
-client per class and writes the picture of ``anchorfl diagnose --parts embeddings`` for each.
+client per class and writes the picture of ``anchorfl diagnose --parts embeddings`` for each. With ``--alphas``:
+FedALC-fixed at each attraction, seeds 0, 1, 2, by the scores on validation rows (a quarter of the training rows).
 """
 
 from __future__ import annotations
@@ -74,12 +76,27 @@ def experiment(table: Path, name: str, rounds: int) -> Experiment:
     )
 
 
+def attraction(e: Experiment, alpha: float, out: Path) -> None:
+    """Print the validation scores of FedALC-fixed with this alpha: mean and sd over the seeds."""
+    scores = []
+    for seed in (0, 1, 2):
+        folder = out / f"alpha-{alpha:g}-s{seed}"
+        method, task = replace(e.method, alpha=alpha), replace(e.task, validation=0.25)
+        e = resolve_options(replace(e, method=method, task=task, seed=seed, output=str(folder)))
+        validation = run(e, folder, lambda line: None).scores["validation"]
+        scores.append([100 * validation[name] for name in ("map", "p_at_1", "p_at_3")])
+    means, deviations = np.mean(scores, 0), np.std(scores, 0, ddof=1)
+    both = zip(("mAP", "P@1", "P@3"), means, deviations, strict=True)
+    print(f"alpha {alpha:g}: " + ", ".join(f"{name} {mean:.2f} ± {sd:.2f}" for name, mean, sd in both), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/voc-lists"))
     parser.add_argument("--noise", type=float, default=0.7)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--alphas", type=lambda text: [float(word) for word in text.split(",")], default=[])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         lists = options.folder
@@ -90,7 +107,9 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         table = options.out / "voc2007-lists.parquet"
         write(lists, table, options.noise)
-    for method in METHOD_OPTIONS:
+    for alpha in options.alphas:
+        attraction(experiment(table.resolve(), "fedalc-fixed", options.rounds), alpha, options.out)
+    for method in () if options.alphas else METHOD_OPTIONS:
         e = resolve_options(experiment(table.resolve(), method, options.rounds))
         folder = options.out / method
         result = run(replace(e, output=str(folder)), folder, lambda line: None)

@@ -25,7 +25,7 @@ Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
-    """The options of [model]: the network. Defaults are FedAlign's (KDD 2023, section 4.1 and reference code)."""
+    """The options of [model]: the network. Defaults are FedAlign's (KDD 2023, section 5 and reference code)."""
 
     network: Literal["auto", "resnet8", "resnet20", "resnet18", "resnet34", "resnet50"] = "auto"
     """Encoder: ``auto``, by the kind of input (docs/networks.md); or one of the residual networks, for images."""

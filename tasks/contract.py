@@ -160,7 +160,7 @@ class Objective:
 
     kind: LabelKind
     class_balanced: bool = True
-    """Multi-label only: weigh positives and negatives of a class against each other (methods/fedalign.md, Losses)."""
+    """Multi-label only: weigh positives and negatives of a class against each other (docs/methods/fedalign.md)."""
 
     def weights(self, y_NC: Tensor, known_NC: Tensor, strength_NC: Tensor | float = 1.0) -> Tensor:
         """Return the weight of every entry in the loss, from the client's labels; ``strength_NC`` scales it (alpha)."""

@@ -58,7 +58,7 @@ class TaskOptions:
     (FedAlign, ExtraSensory and MIMIC-III); ``subjects``: whole subjects or writers, identified is what is held
     (FedBM, FEMNIST); ``one_class``: one client per class, with all rows of that class (FedALC)."""
     keep_subjects: bool = False
-    """``categories``: all rows of a subject go to one client (FedAlign, 4.1, in the text; not in its code)."""
+    """``categories``: all rows of a subject go to one client (FedAlign, section 5, in the text; not in its code)."""
     classes_per_client: int = 3
     """k of ``k_classes`` (R8-8: 3)."""
     beta: float = 0.5

@@ -1,4 +1,4 @@
-"""FedAlign's data encoder: one post-norm transformer layer over tokens or a series (KDD 2023, section 4.1).
+"""FedAlign's data encoder: one post-norm transformer layer over tokens or a series (KDD 2023, section 5).
 
 Shape suffixes: B rows, L positions, D width, H heads, F features, V vocabulary.
 """

@@ -9,7 +9,6 @@ Shape suffixes: B rows of data, P pairs of a row of data and one of its classes,
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -43,6 +42,8 @@ CLASS_ROWS = "head.rows"
 """Name of the class rows in the model's weights."""
 THETA = "theta"
 """Prefix of the state of theta's optimizers: a client's, and the server's."""
+ROWS = "rows"
+"""Prefix of the state of the server's optimizer of rows."""
 ROW = "row"
 """Name of one row: in the message to its client, in the client's memory and among its optimizers."""
 
@@ -52,7 +53,7 @@ class RowsState(ServerState):
     """The server's state; ``weights``: theta and all rows. Clients get theta alone."""
 
     moments: Tensors
-    """State of the server's optimizer."""
+    """State of the server's optimizers: of theta, and of the rows."""
     sent_C: Tensor
     """bool: classes whose client has its row, where rows never change."""
     cooccurrence: LabelCooccurrence
@@ -121,7 +122,9 @@ class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
 
 @dataclass(frozen=True, kw_only=True)
 class OneClass(Method[RowsState, RowUpdate]):
-    """A method for one client per class; a subclass says what becomes of the rows (``update_class_rows``)."""
+    """A method for one client per class, whose server leaves the rows as the clients sent them; a subclass may move
+    them (``update_class_rows``).
+    """
 
     supports = Supports(one_class=True)
 
@@ -164,9 +167,11 @@ class OneClass(Method[RowsState, RowUpdate]):
         """Return the clients' weights in the mean, by their rows of data: float64 [I], of any sum."""
         return rows_I.double() if self.weighting == "samples" else torch.ones(len(rows_I), dtype=torch.float64)
 
-    @abstractmethod
-    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
-        """Return the rows after a round, from those that the clients sent: the regularizer's step."""
+    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> tuple[Tensor, Tensors]:
+        """Return the rows after a round, from those that the clients sent, and the moments of the server's optimizer
+        of rows: the regularizer's step. Without one: the rows as they are.
+        """
+        return rows_CD, {}
 
     @property
     def head(self) -> HeadSpec:
@@ -220,9 +225,9 @@ class OneClass(Method[RowsState, RowUpdate]):
     def finish_round(self, state: RowsState, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsState:
         """Return the state after a round, from the mean of theta and the rows that came back."""
         theta, moments = self._server_step(state, theta_of(weights), ctx)
-        rows_CD = self.update_class_rows(weights[CLASS_ROWS], state, ctx)
+        rows_CD, moments_of_rows = self.update_class_rows(weights[CLASS_ROWS], state, ctx)
         sent_C = state.sent_C if self.class_embedding_lr else state.sent_C | answered_C
-        return replace(state, weights=theta | {CLASS_ROWS: rows_CD}, moments=moments, sent_C=sent_C)
+        return replace(state, weights=theta | {CLASS_ROWS: rows_CD}, moments=moments | moments_of_rows, sent_C=sent_C)
 
     def _pair_loss(self, z_PD: Tensor, row_PD: Tensor) -> Tensor:
         return positive_loss(z_PD, row_PD, self.margin, self.head.parts)
@@ -266,6 +271,12 @@ class Spreadout(OneClass):
     (K+1)-th nearest (FedALC, eq. 11); ``hinge_const``: nu as given (FedAwS, eq. 6)."""
     nu: float = 1.0
     """Distance beyond which ``hinge_const`` does not push, in (0, 2]."""
+    spread_optimizer: Literal["sgd", "adam"] = "sgd"
+    """Optimizer of the server's step on rows. ``adam``: at the rate ``eta_s``, which lambda_ does not change."""
+    spread_steps: int = 1
+    """Steps into which a round's is divided, each at its part of the rate; the neighbours are found before each."""
+    spread_cap: float = 0.0
+    """Largest length of a row's change in a step, >= 0; 0: no bound. Rows have length 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,6 +284,8 @@ class Spreadout(OneClass):
             raise ValueError("method: lambda_ must be at least 0, eta_s above 0")
         if self.neighbours < 1 or not 0 < self.nu <= 2:
             raise ValueError("method: neighbours must be at least 1, nu in (0, 2]")
+        if self.spread_steps < 1 or self.spread_cap < 0:
+            raise ValueError("method: spread_steps must be at least 1, spread_cap at least 0")
 
     def pair_weights(self, index_CK: Tensor, cooccurrence: LabelCooccurrence) -> Tensor:
         """Return the weight of every pair, [C, K]."""
@@ -282,14 +295,42 @@ class Spreadout(OneClass):
         """Return the gradient [C, D] of the regularizer."""
         return gradient(rows_CD, index_CK, slope_CK)
 
-    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
+    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> tuple[Tensor, Tensors]:
         if not self.lambda_:
-            return rows_CD
-        index_CK, cosine_CK, after_C = nearest_rows(rows_CD, self.neighbours)
-        weight_CK = self.pair_weights(index_CK, state.cooccurrence)
-        slope_CK = weight_CK * slope(self.regularizer, cosine_CK, after_C, self.nu)
-        rate = self.lambda_ * self.eta_s * self.lr_factor(ctx.round)
-        return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, ctx))
+            return rows_CD, {}
+        moments = {k: v for k, v in state.moments.items() if k.partition(".")[0] == ROWS}
+        for _ in range(self.spread_steps):
+            index_CK, cosine_CK, after_C = nearest_rows(rows_CD, self.neighbours)
+            weight_CK = self.pair_weights(index_CK, state.cooccurrence)
+            slope_CK = weight_CK * slope(self.regularizer, cosine_CK, after_C, self.nu)
+            direction_CD = self.direction(rows_CD, index_CK, slope_CK, ctx)
+            change_CD, moments = self._spread_step(rows_CD, direction_CD, moments, ctx)
+            rows_CD = self.unit(rows_CD + change_CD)
+        return rows_CD, moments
+
+    def _spread_step(
+        self, rows_CD: Tensor, direction_CD: Tensor, moments: Tensors, ctx: ServerContext
+    ) -> tuple[Tensor, Tensors]:
+        """Return the change [C, D] of the rows in one step, and the moments after it."""
+        factor = self.lr_factor(ctx.round) / self.spread_steps
+        if self.spread_optimizer == "sgd":
+            change_CD = -(self.lambda_ * self.eta_s * factor) * direction_CD
+        else:
+            rows = nn.Parameter(rows_CD.clone())
+            rows.grad = self.lambda_ * direction_CD
+            adam = Adam([rows], lr=self.eta_s * factor)
+            restore(adam, ROWS, moments)
+            adam.step()
+            change_CD, moments = rows.detach() - rows_CD, state_of(adam, ROWS)
+        if self.spread_cap:
+            length_C1 = change_CD.norm(dim=1, keepdim=True)
+            change_CD = change_CD * (self.spread_cap / length_C1.clamp(min=self.spread_cap))
+        return change_CD, moments
+
+    def _first_moments(self, state: RowsState, ctx: ServerContext) -> Tensors:
+        rows_CD = state.weights[CLASS_ROWS]
+        _, moments = self._spread_step(rows_CD, torch.zeros_like(rows_CD), {}, ctx)
+        return super()._first_moments(state, ctx) | {name: torch.zeros_like(value) for name, value in moments.items()}
 
 
 def theta_of(weights: Tensors) -> Tensors:

@@ -33,7 +33,7 @@ SGD = without_compiler(torch.optim.SGD)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerOptions:
-    """Local training. Defaults are FedAlign's (KDD 2023, section 4.1)."""
+    """Local training. Defaults are FedAlign's (KDD 2023, section 5)."""
 
     name: Literal["adam", "sgd"] = "adam"
     """Kind of optimizer."""

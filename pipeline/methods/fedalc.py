@@ -46,6 +46,10 @@ class FedALC(Spreadout):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.privacy()
+        if self.dp_noise and self.spread_steps > 1:
+            raise ValueError(
+                "method.spread_steps: the privacy of dp_noise is counted for one step a round: set it to 1"
+            )
 
     def privacy(self) -> PrivacyOptions:
         """Return the options of differential privacy. ValueError where they are bad."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass
 from anchorfl.pipeline.algorithm.contract import Parts, ServerContext
 from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
 from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, privacy_notice
@@ -75,7 +75,4 @@ class FedALCFixed(OneClass):
             rows_CD, value, total_CD = tried_CD, now, total_there_CD
             if gained <= self.tolerance * value:
                 break
-        return rows_CD
-
-    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

@@ -71,8 +71,14 @@ class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
 
     def epochs(self, count: int) -> Iterator[str]:
         if self.method.alternating and self.method.alternate_every == "epoch":
-            for self.turns in (("omega",), ("theta",)) * count:
-                yield from self.turns
+            # one annotation for both passes of an epoch
+            passes: tuple[tuple[str, Literal["round", "epoch"]], ...] = (
+                ("omega", self.method.refresh),
+                ("theta", "round"),
+            )
+            for turn, self.refresh in passes * count:
+                self.turns = (turn,)
+                yield turn
         else:
             yield from [""] * count
 

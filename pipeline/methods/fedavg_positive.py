@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
-from anchorfl.pipeline.algorithm.contract import ServerContext
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +17,3 @@ class FedAvgPositive(OneClass):
     """
 
     name = "fedavg-positive"
-
-    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
-        return rows_CD

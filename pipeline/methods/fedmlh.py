@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass
 from anchorfl.pipeline.algorithm.contract import HeadSpec, ServerContext
 from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
 from anchorfl.pipeline.algorithm.seeds import seed_for
@@ -52,6 +52,3 @@ class FedMLH(OneClass):
         rows_HRD = self.unit(drawn_HD).view(self.buckets, self.hash_tables, -1)
         of_CR = torch.tensor([[self.bucket(r, c) for r in range(self.hash_tables)] for c in range(len(rows_CD))])
         return rows_HRD[of_CR, torch.arange(self.hash_tables)].flatten(1)
-
-    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
-        return rows_CD

@@ -11,8 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
-from anchorfl.pipeline.algorithm.contract import ServerContext
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,3 @@ class Flag(OneClass):
 
     def client_weights(self, rows_I: Tensor) -> Tensor:
         return rows_I.double() if self.label_weights == "occurrence" else torch.ones(len(rows_I), dtype=torch.float64)
-
-    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
-        return rows_CD

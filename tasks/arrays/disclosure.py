@@ -18,7 +18,7 @@ from anchorfl.tasks.contract import LabelKind
 
 
 def disclose(labels: Labels, labeled: Column | None, classes: Sequence[int], kind: LabelKind) -> tuple[Labels, Column]:
-    """Return the labels that a client identifying ``classes`` may see of its rows (methods/fedalign.md, Setting).
+    """Return the labels that a client identifying ``classes`` may see of its rows (docs/partitions.md).
 
     labeled: the classes that the raw data label, list<int32> per row, null for all; None: all in every row.
 

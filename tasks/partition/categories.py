@@ -1,5 +1,5 @@
 """The partition ``categories``: the classes by category over the clients, a row to the client that identifies its
-rarest class (FedAlign, 4.1: ExtraSensory and MIMIC-III).
+rarest class (FedAlign, section 5: ExtraSensory and MIMIC-III).
 
 Shape suffixes: N rows, C classes, G groups, M clients, P positives; U units, the rows that stay together: single rows,
 the pieces of a whole, or all rows of a subject; K pairs of a unit and a client that occur.

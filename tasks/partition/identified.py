@@ -66,7 +66,7 @@ def identified(
 def k_classes(held_MC: Bools, rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int) -> Bools:
     """Return k random classes for each client, of those that it holds, bool [M, C].
 
-    FedAlign, 4.1, "random-k classes". ``cover = "redraw"``: those of all clients are drawn again until somebody
+    FedAlign, section 5, "random-k classes". ``cover = "redraw"``: those of all clients are drawn again until somebody
     identifies each class, so the draw is uniform over the covering ones. A client that holds fewer identifies them all,
     which the partition ``k_classes`` refuses: its rows are IID. Raises InputError where a class has no row, too.
     """

@@ -89,7 +89,7 @@ GROUPS = {
         *("strolling", "stairs going up", "stairs going down"),
     ),
 }
-"""The categories of FedAlign's partition (KDD 2023, 4.1): every class in exactly one."""
+"""The categories of FedAlign's partition (KDD 2023, section 5): every class in exactly one."""
 
 TABLE_NAMES = dict(zip(CLASSES, LABELS, strict=True))
 """Class -> its row in the co-occurrence table of FedAlign's authors, which has the label columns' names."""

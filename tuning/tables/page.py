@@ -20,7 +20,7 @@ from anchorfl.tasks.metrics.scores import SUM
 from anchorfl.tuning.sweep.html import Block, markdown, to_csv
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.plots import curves, curves_csv, plot_dots, sensitivity, sensitivity_csv
-from anchorfl.tuning.tables.published import Row, metrics_of, quoted_lines
+from anchorfl.tuning.tables.published import Row, metrics_of, published_traffic, quoted_lines
 from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
 FIGURES = "figures"
@@ -102,7 +102,7 @@ def _blocks(table: Table) -> Iterator[Block]:
     reference, family = varied if table.varied else (table.paper.proposed_method, "rows of the data set")
     reported = REPORTED[table.paper.reported].format(primary=table.paper.primary)
     words = {"reported": reported, "reference": reference, "family": family}
-    how = [*HOW, CONVENTION] if table.paper.convention else HOW
+    how = [*HOW, CONVENTION] if table.paper.traffic_table else HOW
     methods = [run.experiment.method for run in table.runs if run.digest in table.finished]
     scored = [text for whose, text in SCORED.items() if whose in {(m.name, m.evaluate_on) for m in methods}]
     yield Block("How to read it", paragraphs=[*(text.format(**words) for text in how), *scored])
@@ -198,7 +198,7 @@ def _tests(entries: Sequence[TableEntry]) -> list[list[str]]:
 
 
 def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
-    convention = ["run, Table IV: down", "up"] if table.paper.convention else []
+    convention = ["run, Table IV: down", "up", "published: down", "up"] if table.paper.traffic_table else []
     out = [["row", "runs", "MB down", "MB up", "CPU hours per run", *convention]]
     for row in rows:
         cost = table.cost(row)
@@ -206,7 +206,8 @@ def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
         if convention:
             run = next(iter(table.of(row).values()), None)
             both = (None, None) if run is None or cost.up is None else counted_traffic_of(run, cost.up)
-            line += [_number(value) for value in both]
+            published = published_traffic(table.paper, row.data, row.label) or (None, None)
+            line += [_number(value) for value in (*both, *published)]
         out.append(line)
     return out
 

@@ -34,7 +34,13 @@ def _paper(name: str, **fields: Any) -> Paper:
 
 
 PAPERS: dict[str, Paper] = {
-    "fedalign": _paper("fedalign", tables=("2", "3"), proposed_method="FedAlign", metrics=(MACRO_F1, MACRO_ACCURACY)),
+    "fedalign": _paper(
+        "fedalign",
+        tables=("2", "3"),
+        proposed_method="FedAlign",
+        metrics=(MACRO_F1, MACRO_ACCURACY),
+        preprint="FedAlign (preprint)",
+    ),
     "fedalc": _paper(
         "fedalc",
         tables=("III", "V", "VI", "VII"),
@@ -43,7 +49,7 @@ PAPERS: dict[str, Paper] = {
         method_settings=("lambda",),
         shared_settings=("K",),
         quoted=("SLEEC",),
-        convention=True,
+        traffic_table="IV",
     ),
     "fedbm": _paper(
         "fedbm",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.metrics import scores
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "published.csv"
+TRAFFIC = PUBLISHED.with_name("published_traffic.csv")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +86,10 @@ class Paper:
     """Data set -> methods that have a preset for it; those that are not published are run beside the others."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """Data set that is not in the paper -> the published one whose figures stand beside it."""
-    convention: bool = False
-    """True: communication is shown as FedALC counts it, too."""
+    preprint: str = ""
+    """Name in ``published.csv`` of an earlier text, whose figures are quoted where they differ."""
+    traffic_table: str = ""
+    """FedALC: the table that counts communication; shown by its rule, and as published (``published_traffic.csv``)."""
     file: Path = PUBLISHED
     """The published figures."""
 
@@ -182,14 +185,36 @@ def metrics_of(paper: Paper, data: str) -> list[Metric]:
 
 
 def quoted_lines(paper: Paper, data: str) -> list[str]:
-    """Return the figures of methods that are not run again, on a data set: a line for each method."""
+    """Return the figures of methods that are not run again, and those that the preprint has otherwise, on a data set: a
+    line for each method.
+    """
+    not_run, preprint = "published and not run here", "in the preprint"
+    lines = [(not_run, line) for line in figure_lines(paper) if paper.data_and_method(line)[1] in paper.quoted]
+    if paper.preprint:
+        earlier = figure_lines(replace(paper, published=paper.preprint))
+        lines += [(f"{preprint}, Table {line['table']}", line) for line in earlier]
     shown = {metric.published: metric.shown for metric in paper.metrics}
-    out: dict[str, list[str]] = {}
-    for line in figure_lines(paper):
+    out: dict[tuple[str, str], list[str]] = {}
+    for what, line in lines:
         data_set, label = paper.data_and_method(line)
-        if data_set == data and label in paper.quoted:
-            out.setdefault(label, []).append(f"{shown[line['metric']]} {float(line['mean_percent']):.2f}")
-    return [f"{label}, published and not run here: {', '.join(figures)}." for label, figures in out.items()]
+        if data_set == data:
+            out.setdefault((label, what), []).append(f"{shown[line['metric']]} {float(line['mean_percent']):.2f}")
+    return [f"{label}, {what}: {', '.join(figures)}." for (label, what), figures in out.items()]
+
+
+def published_traffic(paper: Paper, data: str, label: str) -> tuple[float, float] | None:
+    """Return the published megabytes down and up of a row over a whole run; None where there are none."""
+    with TRAFFIC.open(encoding="utf-8", newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    key = (paper.published, paper.traffic_table, data, label)
+    return next(
+        (
+            (float(line["download_megabytes"]), float(line["upload_megabytes"]))
+            for line in lines
+            if (line["paper"], line["table"], line["dataset"], line["method"]) == key
+        ),
+        None,
+    )
 
 
 def rows_of(paper: Paper) -> tuple[Row, ...]:

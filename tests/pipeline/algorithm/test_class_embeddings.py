@@ -181,12 +181,12 @@ def test_rows_come_to_rest_with_their_rates():
     moved = [fit(t, model, card, held, sent, {}, 4, slow.client_message(state, card)).update.row_D for t in training]
     assert torch.equal(*moved)
     settled = [
-        m.update_class_rows(state.weights[CLASS_ROWS], state, replace(server(model, cards), round=4))
+        m.update_class_rows(state.weights[CLASS_ROWS], state, replace(server(model, cards), round=4))[0]
         for m in (slow, eighth)
     ]
     assert torch.equal(*settled)
     assert not torch.equal(
-        settled[0], slow.update_class_rows(state.weights[CLASS_ROWS], state, replace(server(model, cards), round=1))
+        settled[0], slow.update_class_rows(state.weights[CLASS_ROWS], state, replace(server(model, cards), round=1))[0]
     )
 
 

@@ -87,10 +87,76 @@ def test_rows_move_apart_and_those_of_classes_that_go_together_less():
     angle = torch.tensor([0.0, 0.3, np.pi, np.pi + 0.3], dtype=torch.float64)
     w = torch.stack([angle.cos(), angle.sin()], 1)
     method = FEDALC(weights="gamma", regularizer="neg_d2", neighbours=1, lambda_=2.0, eta_s=0.5)
-    moved = method.update_class_rows(w, SimpleNamespace(cooccurrence=cooccurrence), SimpleNamespace(round=1))
-    before, after = w @ w.T, moved @ moved.T
+    state = SimpleNamespace(cooccurrence=cooccurrence, moments={})
+    apart, _ = method.update_class_rows(w, state, SimpleNamespace(round=1))
+    before, after = w @ w.T, apart @ apart.T
     assert after[0, 1] < before[0, 1]
     assert after[2, 3] < after[0, 1] - 1e-3
+
+
+def moved(method, w, rounds=1):
+    """Rows after some server steps, from the state before round 1 on."""
+    state = SimpleNamespace(weights={CLASS_ROWS: torch.from_numpy(w)}, moments={}, cooccurrence=None)
+    ctx = server(network(), [card for card, _ in clients(rows())])
+    state.moments = method._first_moments(state, ctx)
+    rows_CD = torch.from_numpy(w)
+    for round_ in range(1, rounds + 1):
+        rows_CD, state.moments = method.update_class_rows(rows_CD, state, SimpleNamespace(round=round_))
+    return rows_CD.numpy()
+
+
+def pushed(w, k=3):
+    """Gradient of -d^2 over every row's k nearest, in NumPy, and its steps' unit rows."""
+    cosine = w @ w.T
+    total = np.zeros_like(w)
+    for u in range(len(w)):
+        for j in sorted((j for j in range(len(w)) if j != u), key=lambda j: -cosine[u, j])[:k]:
+            total[u] += 2 * (1 - cosine[u, j]) * w[j]
+            total[j] += 2 * (1 - cosine[u, j]) * w[u]
+    return total
+
+
+def normalized(w):
+    return w / np.linalg.norm(w, axis=1, keepdims=True)
+
+
+def test_adam_on_rows_is_adams_and_no_lambda_moves_it():
+    """Three rounds with bias-corrected moments in NumPy; lambda scales the gradient, and drops out of the step."""
+    w, m, v = unit_rows(), 0.0, 0.0
+    for t in (1, 2, 3):
+        g = 7.0 * pushed(w)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        w = normalized(w - 0.01 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8))
+    options = {"spread_optimizer": "adam", "eta_s": 0.01, "neighbours": 3}
+    got = moved(METHODS["fedaws"](lambda_=7.0, **options), unit_rows(), rounds=3)
+    assert np.abs(got - w).max() < 1e-12
+    assert np.abs(got - moved(METHODS["fedaws"](lambda_=700.0, **options), unit_rows(), rounds=3)).max() < 1e-6
+
+
+def test_a_round_in_small_steps_finds_the_neighbours_anew():
+    """Four steps at a fourth of the rate, each from where the last one ended."""
+    w = unit_rows()
+    for _ in range(4):
+        w = normalized(w - 3.0 * 0.1 / 4 * pushed(w))
+    options = {"lambda_": 3.0, "eta_s": 0.1, "neighbours": 3}
+    assert np.abs(moved(METHODS["fedaws"](spread_steps=4, **options), unit_rows()) - w).max() < 1e-12
+    assert np.abs(moved(METHODS["fedaws"](**options), unit_rows()) - w).max() > 1e-3
+
+
+def test_a_cap_shortens_the_long_changes_and_leaves_the_others():
+    w, cap = unit_rows(), 0.9
+    change = -0.1 * 3.0 * pushed(w)
+    length = np.linalg.norm(change, axis=1, keepdims=True)
+    assert (length > cap).any()
+    assert (length < cap).any()
+    want = normalized(w + change * np.minimum(1, cap / length))
+    options = {"lambda_": 3.0, "eta_s": 0.1, "neighbours": 3}
+    assert np.abs(moved(METHODS["fedaws"](spread_cap=cap, **options), w) - want).max() < 1e-12
+
+
+def test_small_steps_with_differential_privacy_are_refused():
+    with pytest.raises(ValueError, match=r"method\.spread_steps: the privacy of dp_noise is counted for one step"):
+        FEDALC(dp_noise=1.0, spread_steps=2)
 
 
 @pytest.mark.parametrize("block", [2, 100])

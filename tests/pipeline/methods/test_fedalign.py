@@ -320,13 +320,15 @@ def test_without_names_the_confidence_annotates(monkeypatch):
     assert (FedAlign().head.semantic, FedAlign(semantic=False).head.semantic) == (True, False)
 
 
-def test_annotation_happens_once_per_round_or_once_per_epoch(monkeypatch):
+@pytest.mark.parametrize("alternate_every", ["step", "epoch"])
+def test_annotation_happens_once_per_round_or_once_per_epoch(monkeypatch, alternate_every):
+    """By epochs, both passes of an epoch train on one annotation."""
     calls = []
     real = fedalign.pseudo_annotate
     monkeypatch.setattr(fedalign, "pseudo_annotate", lambda *a: calls.append(1) or real(*a))
     for refresh, times in (("round", 1), ("epoch", 3)):
         calls.clear()
-        run(FedAlign(refresh=refresh), epochs=3)
+        run(FedAlign(refresh=refresh, alternate_every=alternate_every), epochs=3)
         assert len(calls) == times
 
 

@@ -20,7 +20,7 @@ ONE_CLASS = {
 }  # fmt: skip
 PUSH = {
     "lambda_": ((0.0,), (-0.1,)), "eta_s": ((ABOVE,), (0.0,)), "neighbours": ((1,), (0,)),
-    "nu": ((ABOVE, 2.0), (0.0, 2.1)),
+    "nu": ((ABOVE, 2.0), (0.0, 2.1)), "spread_steps": ((1,), (0,)), "spread_cap": ((0.0,), (-0.1,)),
 }  # fmt: skip
 RANGES = {
     "fedalc": ONE_CLASS | PUSH,

@@ -104,6 +104,14 @@ def test_fedalcs_grid_is_whole():
     assert quoted_lines(PAPERS["fedalc"], "VOC07") == []
 
 
+def test_figures_of_the_preprint_are_quoted_where_they_differ():
+    assert quoted_lines(PAPERS["fedalign"], "R8-8") == [
+        "FedPU, in the preprint, Table 2: macro F1 83.17, accuracy 94.23.",
+        "FedAvg, in the preprint, Table 3: macro F1 77.27, accuracy 90.59.",
+    ]
+    assert quoted_lines(PAPERS["fedalign"], "ES-15") == []
+
+
 def test_a_row_of_two_tables_is_one_row():
     rows = {row.preset: row for row in rows_of(PAPERS["fedalign"])}
     assert len(rows) == 99
