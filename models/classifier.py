@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
@@ -25,12 +27,12 @@ class Classifier(nn.Module):
         """Draw every dropout mask from here on out of ``generator``."""
         self.masks.reseed(generator)
 
-    @property
+    @cached_property
     def looks_up(self) -> bool:
         """True where a position of a row costs a look-up and no product, so that a pass wants many rows."""
         return any(isinstance(m, nn.EmbeddingBag) for m in self.encoder.modules())
 
-    @property
+    @cached_property
     def couples_rows(self) -> bool:
         """True where the rows of a batch influence each other in training (BatchNorm), so that none may be left out."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())

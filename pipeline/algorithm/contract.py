@@ -158,7 +158,8 @@ class ClientTrainer(ABC, Generic[S, U]):
         self.optimizers = self.make_optimizers()
         for name, optimizer in self.optimizers.items():
             restore(optimizer, name, ctx.memory)
-        for p in self.model.parameters():
+        self.parameters = list(self.model.parameters())  # listing them walks all modules
+        for p in self.parameters:
             # Zeros, not None: a mini-batch without a labeled row has a gradient of zero, and Adam still moves.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
 
@@ -190,10 +191,8 @@ class ClientTrainer(ABC, Generic[S, U]):
 
     def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
         """Zero the gradients, add those of all micro-batches and of the penalty; return the mini-batch's loss."""
-        total = torch.zeros((), device=next(self.model.parameters()).device)
-        for p in self.model.parameters():
-            if p.grad is not None:
-                p.grad.zero_()
+        total = torch.zeros((), device=self.parameters[0].device)
+        torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
         for micro_batch in micro_batches:
             loss = self.loss(micro_batch)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ from anchorfl.pipeline.training.evaluation import Scoring, evaluate
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.prepared import SERVER_SPLITS
-from anchorfl.tasks.metrics.scores import Scores
+from anchorfl.tasks.metrics.scores import Floats, Scores
 
 
 class Server:
@@ -46,6 +46,8 @@ class Server:
         self.splits = self.scoring.dense
         self.state: ServerState = self.method.begin(replace(self._context(0), initial_messages=initial_messages))
         self._sent: tuple[int, ServerState] = (-1, self.state)
+        # weights that were scored last, and F1 per class on validation: a gate asks for those of the round before
+        self._validated: tuple[Tensors, Floats] | None = None
 
     def broadcast(self, round_: int) -> ServerState:
         """Return the message to all selected clients of this round."""
@@ -103,7 +105,10 @@ class Server:
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Score the current weights on ``splits`` (validation, test); a split without rows is left out."""
         self.scorer.load_state_dict(self.state.weights)
-        return self.scoring.scores(self.scorer, splits)
+        scores = self.scoring.scores(self.scorer, splits)
+        if "validation" in scores and (f1_C := scores["validation"].per_class.get("f1")) is not None:
+            self._validated = self.state.weights, f1_C
+        return scores
 
     def snapshot(self) -> Tensors:
         """Return the state as path -> tensor."""
@@ -124,6 +129,8 @@ class Server:
         )  # fmt: skip
 
     def _validate(self, weights: Tensors) -> Tensor:
+        if self._validated is not None and self._validated[0] is weights:
+            return torch.tensor(self._validated[1])
         rows = self.splits["validation"]
         if not len(rows):
             raise InputError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.training import evaluation
 from anchorfl.pipeline.training.server import Server
 from tests.runs import quiet
 
@@ -19,3 +20,22 @@ def test_the_gate_goes_by_the_validation_split_and_never_by_the_test_split(exper
     expected = {split: torch.from_numpy(s.per_class["f1"]) for split, s in scores.items()}
     assert torch.allclose(sent_C, expected["validation"].to(sent_C))
     assert not torch.allclose(sent_C, expected["test"].to(sent_C)), "the two splits must differ to tell"
+
+
+def test_the_gate_and_the_scores_of_a_round_share_one_pass(experiment, monkeypatch):
+    """And a server that did not score the weights, as after a restart, gives the same bits by a pass of its own."""
+    passes = []
+    real = evaluation.logits_of
+    monkeypatch.setattr(evaluation, "logits_of", lambda model, data: passes.append(len(data)) or real(model, data))
+    e = experiment("fedalign", "toy-multi", options={"positive_f1_gate": 0.1})
+    run_spec = make_run_spec(replace(e, task=replace(e.task, validation=0.3)), quiet)
+    server, restarted = Server(run_spec), Server(run_spec)
+    server.scores(["validation"])
+    shared_C = server.broadcast(1).score_C
+    assert len(passes) == 1
+    restarted.restore(server.snapshot())
+    assert torch.equal(restarted.broadcast(1).score_C, shared_C)
+    assert len(passes) == 2
+    server.restore(server.snapshot())
+    assert torch.equal(server.broadcast(1).score_C, shared_C)
+    assert len(passes) == 3
