@@ -163,7 +163,7 @@ class TableCommand:
         args = self.args
         self.paper = paper_of(args.name)
         rows = select_rows(rows_of(self.paper), args.data, args.rows)
-        self.table_runs = table_runs_of(rows, args.seeds, args.overrides, args.vary)
+        self.table_runs = table_runs_of(rows, args.seeds, args.overrides, args.vary, self.paper.reported)
         check_has_scores(self.paper, self.table_runs)
         presets = {run.row.preset: run.experiment for run in self.table_runs}
         for option, method in options_of_one_method(args.overrides, presets).items():

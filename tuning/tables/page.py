@@ -19,7 +19,14 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.metrics.scores import SUM
 from anchorfl.tuning.sweep.html import Block, markdown, to_csv
 from anchorfl.tuning.tables.options import drop_free_options
-from anchorfl.tuning.tables.plots import curves, curves_csv, plot_dots, sensitivity, sensitivity_csv
+from anchorfl.tuning.tables.plots import (
+    curves,
+    curves_csv,
+    plot_dots,
+    sensitivity,
+    sensitivity_csv,
+    split_of_curves,
+)
 from anchorfl.tuning.tables.published import Row, metrics_of, published_traffic, quoted_lines
 from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
@@ -70,7 +77,8 @@ def write_page(table: Table, out: Path) -> list[Path]:
     figures = out / FIGURES
     figures.mkdir(parents=True, exist_ok=True)
     for _, rows in table.data:
-        write_atomically(figures / f"{_curves_of(rows)}.csv", curves_csv(table, rows).encode())
+        if split_of_curves(table, rows):
+            write_atomically(figures / f"{_curves_of(rows)}.csv", curves_csv(table, rows).encode())
     if table.varied:
         write_atomically(figures / f"{_sensitivity_of(table)}.csv", sensitivity_csv(table).encode())
     title = f"{table.paper.title}: {_named(table.paper.tables, 'table')}"
@@ -96,7 +104,8 @@ def _blocks(table: Table) -> Iterator[Block]:
         if any(e.against for e in entries):
             yield Block(f"{data}: {_against(table, rows)}", rows=_tests(entries))
         yield Block(f"{data}: cost", rows=_costs(table, rows))
-        yield _picture(f"{data}: learning curves", _curves_of(rows), partial(curves, table, rows))
+        if split_of_curves(table, rows):
+            yield _picture(f"{data}: learning curves", _curves_of(rows), partial(curves, table, rows))
     yield Block("Total", paragraphs=[total(table)])
     varied = "the same preset at its own value", "values of that preset"
     reference, family = varied if table.varied else (table.paper.proposed_method, "rows of the data set")

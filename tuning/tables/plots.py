@@ -74,7 +74,8 @@ def _legend(ax: Axes) -> tuple[list[Any], list[str]]:
 
 
 def curves(table: Table, rows: Sequence[Row]) -> Figure:
-    """Draw test scores against rounds, of a data set: a small panel per metric and row that has a run.
+    """Draw scores against rounds, of a data set: a small panel per metric and row that has a run. Those of the test
+    split where all runs scored it in more rounds than one, else of the validation split.
 
     It shows the mean over seeds and a band from the lowest to the highest; dashed, the mean of the row's reference.
     """
@@ -83,7 +84,8 @@ def curves(table: Table, rows: Sequence[Row]) -> Figure:
     columns = min(COLUMNS, len(shown))
     figure = Figure(figsize=(1.0 + 2.7 * columns, 2.1 * lines * len(metrics) + 0.5), layout="constrained")
     blocks = figure.subfigures(len(metrics), 1, squeeze=False)[:, 0]
-    runs = {row.key: [curve(run, metrics) for run in table.of(row).values()] for row in shown}
+    split = split_of_curves(table, rows)
+    runs = {row.key: [curve(run, metrics, split) for run in table.of(row).values()] for row in shown}
     references = {row.key: other.key for row in shown if (other := table.reference(row)) in shown and other}
     for metric, block in zip(metrics, blocks, strict=True):
         axes = block.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
@@ -96,7 +98,7 @@ def curves(table: Table, rows: Sequence[Row]) -> Figure:
             ax.set_title(f"{row.shown} ({len(runs[row.key])})", fontsize=9, loc="left")
             ax.grid(alpha=0.3)
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        block.supylabel(f"test {metric.shown} (%)", fontsize=9)
+        block.supylabel(f"{split} {metric.shown} (%)", fontsize=9)
     name = "the preset's own value" if table.varied else table.paper.proposed_method
     reference = f"; dashed: mean of {name}" if references else ""
     figure.supxlabel(f"round; mean, lowest and highest of (n) seeds{reference}", fontsize=9)
@@ -112,24 +114,39 @@ def _line(ax: Axes, runs: Sequence[Curves], metric: str, color: str, style: str,
         ax.fill_between(rounds, [min(s) for s in scores], [max(s) for s in scores], color=color, alpha=0.2, lw=0)
 
 
-def curve(run: RunSummary, metrics: Sequence[Metric]) -> Curves:
-    """Return the scores of a run: metric -> round -> score."""
-    return {m.record: {r.round: r.metrics[m.record] for r in run.records if m.record in r.metrics} for m in metrics}
+def split_of_curves(table: Table, rows: Sequence[Row]) -> str:
+    """Return ``test`` where all runs of these rows scored that split in more rounds than one, else ``validation`` where
+    they did so there, else nothing: there are no curves.
+    """
+    for split in ("test", "validation"):
+        runs = [curve(run, table.paper.metrics, split) for row in rows for run in table.of(row).values()]
+        if runs and all(max(map(len, run.values())) > 1 for run in runs):
+            return split
+    return ""
+
+
+def curve(run: RunSummary, metrics: Sequence[Metric], split: str) -> Curves:
+    """Return the scores of a run on a split: metric -> round -> score."""
+    of_split = {m.record: m.record.replace("test/", f"{split}/", 1) for m in metrics}
+    return {
+        name: {r.round: r.metrics[key] for r in run.records if key in r.metrics} for name, key in of_split.items()
+    }
 
 
 def curves_csv(table: Table, rows: Sequence[Row]) -> str:
     """Return the numbers behind ``curves`` in percent: a line per row, metric and round that all its runs have."""
     lines: list[list[object]] = [
-        ["data", "row", "preset", "metric", "round", "runs", "mean", "sd", "lowest", "highest"]
+        ["data", "row", "preset", "split", "metric", "round", "runs", "mean", "sd", "lowest", "highest"]
     ]
+    split = split_of_curves(table, rows)
     for row in rows:
-        runs = [curve(run, table.paper.metrics) for run in table.of(row).values()]
+        runs = [curve(run, table.paper.metrics, split) for run in table.of(row).values()]
         for metric in table.paper.metrics if runs else ():
             for round_ in sorted(set.intersection(*(set(run[metric.record]) for run in runs))):
                 scores = [100 * run[metric.record][round_] for run in runs]
                 sd = f"{statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
                 numbers = [f"{statistics.fmean(scores):.4f}", sd, f"{min(scores):.4f}", f"{max(scores):.4f}"]
-                lines.append([row.data, row.shown, row.key, metric.published, round_, len(scores), *numbers])
+                lines.append([row.data, row.shown, row.key, split, metric.published, round_, len(scores), *numbers])
     return to_csv(lines)
 
 

@@ -44,6 +44,8 @@ SELECTED = {"last": "last", "best": "best_validation", "best_sum": "best_validat
 """A paper's ``reported`` -> the rule by which that round is the selected one, and tested even where no other is."""
 SAVINGS = {f"optimizer.{name}" for name in ("onednn", "skip_zero_rows", "microbatch_tokens", "lookup_dropout")}
 """The same mathematics by another way: they do not make other settings than the paper's."""
+TESTED = "evaluation.test"
+"""Option of the rounds whose test split is scored; it changes no figure of a table."""
 TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
 """Options of a run that a table sets itself -> what to write in their place."""
 
@@ -72,13 +74,15 @@ class TableRun:
 
 
 def table_runs_of(
-    rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str], vary: Vary | None = None
+    rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str], vary: Vary | None = None, reported: str = ""
 ) -> list[TableRun]:
     """Return every row, with every value of what is varied, with every seed.
 
     Their order is data set by data set and seed by seed, so that a whole comparison is there early. An option that one
     method alone has goes to its rows. Runs are serial unless the overrides say otherwise: one process each is the
-    cheapest way through many runs. InputError on an override that a row's preset refuses, or that a table sets itself.
+    cheapest way through many runs. They score the test split once, for the selected model, where that is the round that
+    the paper reports (``Paper.reported``) and the overrides do not say otherwise: the table shows nothing else of it.
+    InputError on an override that a row's preset refuses, or that a table sets itself.
     """
     named = {name for word in overrides if (name := option_name(word))}
     if vary is not None and vary.option in named:
@@ -100,6 +104,8 @@ def table_runs_of(
         for changed, experiment in _experiments(row, preset, words, vary):
             if "cluster.executor" not in named:
                 experiment = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
+            if TESTED not in named and SELECTED.get(reported) == experiment.evaluation.model_selection:
+                experiment = replace(experiment, evaluation=replace(experiment.evaluation, test="last"))
             has_preset_options = _has_preset_options(experiment, preset, changed)
             for seed in seeds:
                 seeded = replace(experiment, seed=seed)
@@ -154,7 +160,7 @@ def _has_preset_options(experiment: Experiment, preset: Experiment, row: Row) ->
 
     Savings, which give other last bits or other draws of the same dropout, make no other experiment.
     """
-    preset_options, free = options_of(preset), {row.change.option if row.change else "", *SAVINGS}
+    preset_options, free = options_of(preset), {row.change.option if row.change else "", TESTED, *SAVINGS}
     return all(
         value == preset_options[name] or is_free(name) or name in free for name, value in options_of(experiment).items()
     )
@@ -198,8 +204,21 @@ def index_runs(runs: Path) -> RunIndex:
 
 
 def attach_folders(table_runs: Sequence[TableRun], index: RunIndex) -> list[TableRun]:
-    """Return the runs with the folders of those that are finished."""
-    return [replace(run, folder=next(iter(index.finished.get(run.digest, [])), None)) for run in table_runs]
+    """Return the runs with the folders of those that are finished. One that is to be tested once is also found where it
+    was tested in every round, or was begun so.
+    """
+    return [_attached(run, index) for run in table_runs]
+
+
+def _attached(run: TableRun, index: RunIndex) -> TableRun:
+    candidates = [run]
+    if run.experiment.evaluation.test == "last":
+        always = replace(run.experiment, evaluation=replace(run.experiment.evaluation, test="always"))
+        candidates.insert(0, replace(run, experiment=always, digest=digest(always)))
+    for candidate in candidates:
+        if folders := index.finished.get(candidate.digest):
+            return replace(candidate, folder=folders[0])
+    return next((candidate for candidate in candidates if candidate.digest in index.begun), run)
 
 
 def notes_on_other_data(table_runs: Sequence[TableRun]) -> list[str]:

@@ -14,7 +14,7 @@ from anchorfl.pipeline.methods.fedproto import FedProto
 from anchorfl.pipeline.methods.fedrep import FedRep
 from anchorfl.tuning.tables.page import _blocks, reproducibility, table_csv, text, write_page
 from anchorfl.tuning.tables.papers import PAPERS
-from anchorfl.tuning.tables.plots import curves_csv, plot_dots
+from anchorfl.tuning.tables.plots import curves_csv, plot_dots, split_of_curves
 from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Figure, rows_of, select_rows
 from anchorfl.tuning.tables.runs import table_runs_of
 from anchorfl.tuning.tables.statistics import (
@@ -219,6 +219,26 @@ def test_curves_by_hand(tmp_path):
     (last,) = (r for r in got if (r["row"], r["metric"], r["round"]) == ("FedAvg", "macro_f1", "2"))
     assert (last["runs"], float(last["mean"]), float(last["lowest"]), float(last["highest"])) == ("3", 18.0, 10.0, 24.0)
     assert float(last["sd"]) == pytest.approx(7.2111, abs=1e-4)
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_curves_are_of_the_validation_split_where_the_test_split_was_scored_once(tmp_path, validated):
+    """And there are none where neither was scored in every round."""
+    paper = toy(tmp_path)
+    scores = {"validation/f1_macro": [0.05, 0.1, 0.3], "validation/accuracy": [0.1, 0.2, 0.4]} if validated else {}
+    table_runs = [
+        made_run(run, tmp_path / "runs", scores | {"time/round": [1.0, 1.0, 1.0]})
+        for run in table_runs_of(rows_of(paper), [1], [], reported="last")
+    ]
+    table = table_of(paper, table_runs, command="anchorfl table toy")
+    assert split_of_curves(table, table.rows) == ("validation" if validated else "")
+    write_page(table, tmp_path / "page")
+    assert (tmp_path / "page" / "figures" / "curves-digits.csv").exists() == validated
+    assert ("learning curves" in (tmp_path / "page" / "table.md").read_text()) == validated
+    if validated:
+        got = list(csv.DictReader(io.StringIO(curves_csv(table, table.rows))))
+        assert {line["split"] for line in got} == {"validation"}
+        assert [float(line["mean"]) for line in got[:3]] == [5.0, 10.0, 30.0]
 
 
 def test_rows_are_named_where_a_metric_is_not_published(tmp_path):

@@ -156,6 +156,28 @@ def test_found_by_digest_wherever(paper):
     assert not jobs[1].folder.exists()
 
 
+def test_the_test_split_is_scored_once_and_runs_that_scored_it_always_are_found(paper):
+    """Where the paper reports the selected round, and the command does not say otherwise."""
+    runs = Path("runs")
+    once, other = table_runs_of(rows_of(paper), [1], [], reported="last")
+    assert once.experiment.evaluation.test == "last"
+    assert once.has_preset_options
+    check_has_scores(paper, [once])
+    for words in ([], ["--evaluation.test", "always"]):
+        always = table_runs_of(rows_of(paper), [1], words, reported="last" if words else "last5")
+        assert [c.experiment.evaluation.test for c in always] == ["always", "always"]
+        assert all(c.has_preset_options for c in always)
+    assert always[0].digest != once.digest
+    done = made_run(always[0], runs, SCORES)
+    folder = made_run(always[1], runs, SCORES).folder
+    (folder / "result.json").unlink()
+    index = index_runs(runs)
+    found = attach_folders([once, other], index)
+    assert found[0].folder == done.folder
+    assert [c.digest for c in found] == [c.digest for c in always]
+    assert [job.folder for job in jobs_of(found, index, runs, print)] == [folder.resolve()]
+
+
 def test_one_experiment_is_one_job(paper):
     """Two rows may be the same options, as in two tables of a paper."""
     table_runs = table_runs_of(rows_of(paper), [1], [])
