@@ -128,9 +128,7 @@ def split_of_curves(table: Table, rows: Sequence[Row]) -> str:
 def curve(run: RunSummary, metrics: Sequence[Metric], split: str) -> Curves:
     """Return the scores of a run on a split: metric -> round -> score."""
     of_split = {m.record: m.record.replace("test/", f"{split}/", 1) for m in metrics}
-    return {
-        name: {r.round: r.metrics[key] for r in run.records if key in r.metrics} for name, key in of_split.items()
-    }
+    return {name: {r.round: r.metrics[key] for r in run.records if key in r.metrics} for name, key in of_split.items()}
 
 
 def curves_csv(table: Table, rows: Sequence[Row]) -> str:
