@@ -34,8 +34,8 @@ class RunSpec:
     """Class concepts by a text encoder; None where the method does without."""
 
     def data(self) -> Prepared:
-        """Return the prepared data, read lazily."""
-        return Prepared.load(self.prepared)
+        """Return the prepared data, whose rows are read lazily."""
+        return Prepared.of_process(self.prepared)
 
     def vectors(self) -> dict[str, str]:
         """Return checksums of class-name vectors and concepts: options say how they are made, not what came of it."""

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import torch
 
+from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training import evaluation
 from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.ingest import prepared
 from tests.runs import quiet
 
 
@@ -39,3 +41,13 @@ def test_the_gate_and_the_scores_of_a_round_share_one_pass(experiment, monkeypat
     server.restore(server.snapshot())
     assert torch.equal(server.broadcast(1).score_C, shared_C)
     assert len(passes) == 3
+
+
+def test_a_run_reads_its_manifest_once(experiment, tmp_path, monkeypatch):
+    """Driver, server, clients and records share one reading in a process."""
+    reads = []
+    real = prepared.read_manifest
+    monkeypatch.setattr(prepared, "read_manifest", lambda folder: reads.append(folder) or real(folder))
+    run(replace(experiment("fedavg", "toy-single"), output=str(tmp_path / "run")), tmp_path / "run", quiet)
+    assert len(set(reads)) == 1
+    assert len(reads) <= 2  # the ingest's own, which has just written it, and one for all others

@@ -128,6 +128,18 @@ def test_a_missing_file_is_named_with_the_mend(copy, name):
         Prepared.load(copy)
 
 
+def test_a_process_reads_a_manifest_anew_where_the_file_is_another(copy):
+    first = Prepared.of_process(copy)
+    assert Prepared.of_process(copy) is first
+    path = copy / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))
+    with pytest.raises(PreparedDataError, match="has format 0"):
+        Prepared.of_process(copy)
+    path.unlink()
+    with pytest.raises(PreparedDataError, match=r"manifest\.json is missing"):
+        Prepared.of_process(copy)
+
+
 def test_a_manifest_of_another_version_is_refused(copy):
     path = copy / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))
