@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from anchorfl.models.build import ModelOptions
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.models.options import ModelOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions

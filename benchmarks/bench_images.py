@@ -18,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm.contract import ServerState
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
+from anchorfl.pipeline.algorithm.optimizers import make
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.training.local_training import TrainingSpec, augmentation, batches, fit, micro_batches

@@ -10,8 +10,9 @@ import statistics
 import torch
 from torch import Tensor
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
 from anchorfl.models.encoders.resnet import ResNet
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.training.run_spec import one_thread
 from benchmarks.readings import pass_seconds
 

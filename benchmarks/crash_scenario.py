@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from anchorfl.models.build import ModelOptions
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment, FederationOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from anchorfl.models.build import ModelOptions
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm.contract import (
     Averaging,
     AveragingTrainer,

@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anchorfl.models.build import ModelOptions
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.models.options import ModelOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment

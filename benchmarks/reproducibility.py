@@ -78,7 +78,7 @@ class Kept(NamedTuple):
 
 
 KEPT = {
-    "r8-8": Kept(("r8-8",), "fedalign --data r8-8 --rows scaffold,fedpu,fedalign --seeds 4321,4322,4323"),
+    "r8-8": Kept(("r8-8",), "fedalign --data r8-8 --rows fedavg,scaffold,fedpu,fedalign", "r8-8"),
     "r8-8-redrawn": Kept(("r8-8-redrawn",), "fedalign --data r8-8-redrawn", "r8-8", "class sets drawn again"),
     "r8-8-redrawn-again": Kept(("r8-8-redrawn-again",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4321"),
     "r8-8-redrawn-scaffold-rate": Kept(

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from anchorfl.models.build import ModelOptions
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.models.options import ModelOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions

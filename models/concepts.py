@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anchorfl.models import name_cache
-from anchorfl.models.label_names import NamesError
+from anchorfl.models.errors import NamesError
 from anchorfl.models.language import encode_names
-from anchorfl.models.text_encoders import CLIP, NoEncoderError, Pooling, folder_of, library, text_encoder
+from anchorfl.models.options import Pooling
+from anchorfl.models.text_encoders import CLIP, NoEncoderError, folder_of, library, text_encoder
 
 FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
 PARTS = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")

@@ -23,14 +23,11 @@ import torch
 from torch import Tensor
 
 from anchorfl.models import name_cache
+from anchorfl.models.errors import NamesError
 
 FORMAT = 1  # part of every digest: raise it when the same table and seed would give other vectors
 SYMMETRY = 1e-6  # largest accepted difference between a cell and its mirror, relative to the larger of the two
 _LOG = logging.getLogger(__name__)
-
-
-class NamesError(ValueError):
-    """Bad table or class names by the user: one line that says what is wrong, where, and how to mend it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

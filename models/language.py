@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anchorfl.models import name_cache
-from anchorfl.models.label_names import NamesError, NameVectors
-from anchorfl.models.text_encoders import Encode, Pooling, folder_of, library, text_encoder
+from anchorfl.models.errors import NamesError
+from anchorfl.models.label_names import NameVectors
+from anchorfl.models.options import Pooling
+from anchorfl.models.text_encoders import Encode, folder_of, library, text_encoder
 
 FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
 _LOG = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from anchorfl.models.label_names import NamesError
+from anchorfl.models.errors import NamesError
+from anchorfl.models.options import Pooling
 
-Pooling = Literal["auto", "mean", "first", "projected"]
 Encode = Callable[[list[str]], Tensor]
 """Sentences -> their vectors [M, D], as the model gives them (not brought to length 1)."""
 

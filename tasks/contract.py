@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
-import torch.nn.functional as F
-from torch import Tensor
 
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.prompts import Wording
 from anchorfl.tasks.scaling import Scaling
+
+if TYPE_CHECKING:  # torch, which the list of tasks does without
+    from torch import Tensor
 
 LabelKind = Literal["single", "multi"]
 InputKind = Literal["tokens", "series", "image", "sparse"]
@@ -175,8 +176,10 @@ class Objective:
     def loss(self, logits_BC: Tensor, batch: Batch) -> Tensor:
         """Return the sum over the rows of ``batch``, divided by its denominator (single) or denominator x C (multi)."""
         if self.kind == "single":
-            logp_BC = F.log_softmax(logits_BC, dim=-1)
+            logp_BC = logits_BC.log_softmax(-1)
             return -(batch.weight_BC * logp_BC).sum() / batch.denominator
+        import torch.nn.functional as F
+
         raw_BC = F.binary_cross_entropy_with_logits(logits_BC, batch.y_BC, reduction="none")
         return (batch.weight_BC * raw_BC).sum() / (batch.denominator * logits_BC.shape[-1])
 
@@ -187,6 +190,8 @@ class Objective:
     def predict(self, logits_BC: Tensor) -> Tensor:
         """Return 0/1 decisions: the one best class (single; the first of equals), or sigmoid > 0.5 (multi)."""
         if self.kind == "single":
+            import torch.nn.functional as F
+
             return F.one_hot(logits_BC.argmax(-1), logits_BC.shape[-1]).to(logits_BC.dtype)
         return (logits_BC > 0).to(logits_BC.dtype)
 

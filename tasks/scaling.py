@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # torch, which the list of tasks does without
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Scaling:
         """Return the scaling of an ``InputSpec``'s numbers; mean and deviation per channel, or none."""
         if not levels:
             return cls()
+        import torch
+
         per_channel = (
             [torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, std)] if mean else []
         )
@@ -36,7 +40,7 @@ class Scaling:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored inputs [B, ...] as a network takes them."""
-        return x if self.levels is None else self.unit(x.to(torch.float32).div_(self.levels))
+        return x if self.levels is None else self.unit(x.float().div_(self.levels))
 
     def unit(self, x_BCHW: Tensor) -> Tensor:
         """Return images in [0, 1] (of a generator, say) as a network takes real ones; gradients go through."""

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import anchorfl.pipeline.cli.main
+from anchorfl.pipeline.cli.commands import probe
 from anchorfl.pipeline.cli.main import Add, run_console, run_main
-from anchorfl.pipeline.cli.probe import probe
 from anchorfl.tuning import commands
-from anchorfl.tuning.clusters import check as cloud
-from anchorfl.tuning.clusters import submit
 
 RAW_COMMANDS = {
     **anchorfl.pipeline.cli.main.RAW_COMMANDS,
@@ -36,6 +34,9 @@ def console() -> None:
 
 
 def _more(add: Add) -> None:
+    from anchorfl.tuning.clusters import check as cloud
+    from anchorfl.tuning.clusters import submit
+
     add("sweep", None, "search hyper-parameters: anchorfl sweep PRESET [--space name=low:high ...] [--trials N ...]")
     add("table", None, "a paper's table: run what is missing, and write it beside the published figures")
     add("probe", None, "measure the memory that a client of a preset needs, and what fits this cluster")

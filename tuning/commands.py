@@ -19,8 +19,23 @@ RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:hig
        gives n points of a grid. Without --space: the method's own space."""
 
 
+TABLE_USAGE = """usage: anchorfl table PAPER [--data r8-8,es-5] [--rows fedavg,fedalign] [--seeds 4321,4322]
+                      [--vary method.q1=95,97,99] [--runs FOLDER] [--out FOLDER] [--parallel N] [--show]
+                      [--section.option value ...]
+Run what is missing of a paper's table, go on with what was interrupted, and write it beside the published figures.
+  --data, --rows  data sets and methods, as the folders and files of the presets are called; default: all
+  --seeds         default: the authors'
+  --vary          an option and its values: every row with each of them, and a figure of the scores against them
+  --runs          where finished runs are looked for, and new ones go; default: runs
+  --out           folder of the page; default: FOLDER/table-PAPER, with --vary FOLDER/table-PAPER-OPTION
+  --parallel      runs at a time; default: as many as the machine, or the cluster, has CPUs
+  --show          run nothing: the page of what is there, and no record in MLflow
+  --section.option value: for every run, as in anchorfl run"""
+
+
 def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
+    args, options, overrides = _split(arguments)
     from anchorfl.pipeline.cli.commands import parse_places
     from anchorfl.pipeline.config.idle_options import check_idle
     from anchorfl.pipeline.config.overrides import typed_options
@@ -31,7 +46,6 @@ def sweep(arguments: list[str]) -> int:
     from anchorfl.tuning.search.search_space import space_of
     from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan, new_sweep_folder, preset_text, resumed_plan
 
-    args, options, overrides = _split(arguments)
     if args.resume is not None:
         places, rest = parse_places(overrides)
         if args.preset or args.space or rest:
@@ -68,6 +82,9 @@ def report(options: argparse.Namespace) -> int:
 
 def table(arguments: list[str]) -> int:
     """Run a paper's table."""
+    if "--help" in arguments or "-h" in arguments:
+        say(TABLE_USAGE)
+        return 0
     from anchorfl.tuning.tables import command
 
     return command.table(arguments)

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anchorfl.models.options import Init
+
 Network = Literal["resnet8", "resnet20", "resnet18", "resnet34", "resnet50"]
 Stem = Literal["imagenet", "small"]
 Norm = Literal["group", "batch", "frozen"]
-Init = Literal["he", "torch"]
 MakeNorm = Callable[[int], nn.Module]
 
 GROUPS = 32

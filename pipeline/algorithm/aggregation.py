@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anchorfl.pipeline.algorithm.options import Aggregation
 from anchorfl.tasks.contract import Card
 
-Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]
 Average = Callable[[Sequence[Mapping[str, Tensor]], Sequence[float]], dict[str, Tensor]]
 """The average of what clients send whole: (tensors of every client, weights) -> tensors."""
 ROBUST = ("median", "trimmed_mean", "krum", "clip_norm")

@@ -21,7 +21,8 @@ from torch import Tensor
 from anchorfl.models.build import Head
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, Weighting, client_weights, mean_of
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
+from anchorfl.pipeline.algorithm.optimizers import make, restore, state_of
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.tasks.arrays.sparse_rows import RowBlock
 from anchorfl.tasks.contract import Batch, Card, ClientData, InputSpec, LabelKind, Objective

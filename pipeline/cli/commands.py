@@ -33,16 +33,17 @@ defaults, none of the other method's."""
 
 def run(arguments: list[str]) -> int:
     """Train: presets first, overrides after. All are read and their data looked for before the first run starts."""
-    from anchorfl.pipeline.config.idle_options import check_idle
-    from anchorfl.pipeline.config.overrides import typed_options
     from anchorfl.pipeline.config.presets import some_presets
-    from anchorfl.pipeline.run.assemble import from_words, names_table
 
     split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     presets, overrides = arguments[:split], arguments[split:]
     if not presets and overrides in (["--help"], ["-h"]):
         say(RUN_USAGE.format(presets=some_presets()))
         return 0
+    from anchorfl.pipeline.config.idle_options import check_idle
+    from anchorfl.pipeline.config.overrides import typed_options
+    from anchorfl.pipeline.run.assemble import from_words, names_table
+
     if not presets and not names_table(overrides):
         raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file; or a table, --task.file")
     runs = [from_words(preset, overrides, "anchorfl run", say) for preset in presets or [""]]
@@ -159,6 +160,13 @@ def data(arguments: list[str]) -> int:
     if arguments and arguments[0] in inner:
         return inner[arguments[0]](arguments[1:])
     return data_sets.show(arguments)
+
+
+def probe(arguments: list[str]) -> int:
+    """Measure the memory that a client of a preset needs."""
+    from anchorfl.pipeline.cli.probe import probe as run_probe
+
+    return run_probe(arguments)
 
 
 def compare(options: argparse.Namespace) -> int:

@@ -6,26 +6,16 @@ import argparse
 import shlex
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.config.federation import FederationOptions
-from anchorfl.pipeline.config.overrides import override, typed_options
-from anchorfl.pipeline.config.presets import preset_names, read_preset
-from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.results.federation_statistics import published_statistics, statistics_table
-from anchorfl.pipeline.results.partition_plot import draw_partition
-from anchorfl.pipeline.run.assemble import from_words, names_table
-from anchorfl.pipeline.run.prepare import resolve_options
+from anchorfl.pipeline.config.presets import preset_names, read_preset, shipped
 from anchorfl.pipeline.terminal import paragraph, say, width
-from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError, nearest
-from anchorfl.tasks.files.raw_files import other_forms, status
-from anchorfl.tasks.ingest.ingest import prepare as prepare_task
-from anchorfl.tasks.ingest.raw_digest import raw_digest, raw_files
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.registry import TASKS, find_task, task_of
-from anchorfl.tasks.synthetic import SYNTHETIC
-from anchorfl.tasks.tabular.inspect import inspect_table, next_command
+
+if TYPE_CHECKING:  # slow libraries are imported where a command needs them
+    from anchorfl.pipeline.config.experiment import Experiment
+    from anchorfl.tasks.contract import Task
 
 ROWS, LISTED = 400, 4
 INDENT = " " * 20
@@ -43,7 +33,10 @@ def show(arguments: list[str]) -> int:
         epilog="also: anchorfl data prepare, demo, check (each with --help)",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
-    names = parser.parse_args(arguments).names or TASKS
+    options = parser.parse_args(arguments)
+    from anchorfl.tasks.registry import TASKS, find_task
+
+    names = options.names or TASKS
     presets = _presets()
     for name in names:
         task = find_task(name)
@@ -55,6 +48,9 @@ def show(arguments: list[str]) -> int:
 
 def _describe(task: Task, presets: list[str]) -> list[str]:
     """Return lines about a data set: its files, where they lie or come from, and its presets."""
+    from anchorfl.tasks.files.raw_files import other_forms, status
+    from anchorfl.tasks.ingest.raw_digest import raw_digest, raw_files
+
     options = TaskOptions(name=task.name)
     state = status(task, options)
     word = "bundled" if not task.source.files else "found" if state.found else "missing"
@@ -79,8 +75,8 @@ def _describe(task: Task, presets: list[str]) -> list[str]:
 def _presets() -> dict[str, list[str]]:
     """Return the shipped presets by the data set that they need."""
     found: dict[str, list[str]] = {}
-    for name in preset_names():
-        found.setdefault(read_preset(name).task.name, []).append(name)
+    for name, preset in shipped().presets.items():
+        found.setdefault(preset.federation.tree["task"]["name"], []).append(name)
     return found
 
 
@@ -89,6 +85,11 @@ def prepare(arguments: list[str]) -> int:
     if arguments[:1] in (["--help"], ["-h"]):
         say(f"{USAGE}\n\n{prepare.__doc__}")
         return 0
+    from anchorfl.pipeline.results.federation_statistics import published_statistics, statistics_table
+    from anchorfl.pipeline.results.partition_plot import draw_partition
+    from anchorfl.tasks.ingest.ingest import prepare as prepare_task
+    from anchorfl.tasks.registry import task_of
+
     experiment = _experiment(arguments)
     began, task = time.perf_counter(), task_of(experiment.task)
     if experiment.cluster.executor == "ray":
@@ -112,6 +113,14 @@ def _experiment(arguments: list[str]) -> Experiment:
 
     It runs in one process unless they say otherwise.
     """
+    from anchorfl.pipeline.config.experiment import Experiment
+    from anchorfl.pipeline.config.federation import FederationOptions
+    from anchorfl.pipeline.config.overrides import override, typed_options
+    from anchorfl.pipeline.methods import METHODS
+    from anchorfl.pipeline.run.assemble import from_words, names_table
+    from anchorfl.pipeline.run.prepare import resolve_options
+    from anchorfl.tasks.registry import TASKS
+
     name = "" if not arguments or arguments[0].startswith("-") else arguments[0]
     overrides = arguments[1:] if name else arguments
     if not name and not names_table(overrides):
@@ -130,6 +139,8 @@ def _experiment(arguments: list[str]) -> Experiment:
 
 def demo(arguments: list[str]) -> int:
     """Write made-up files in the raw format of a data set."""
+    from anchorfl.tasks.synthetic import SYNTHETIC
+
     parser = argparse.ArgumentParser(
         prog="anchorfl data demo",
         description="Write made-up files in the exact raw format of a data set, to try commands where the real files "
@@ -198,6 +209,8 @@ def check(arguments: list[str]) -> int:
     )  # fmt: skip
     values = vars(parser.parse_args(arguments))
     options = TaskOptions(file=values.pop("file"), **values)
+    from anchorfl.tasks.tabular.inspect import inspect_table, next_command
+
     report = inspect_table(options)
     say(report.text())
     step = "mend what stops a run"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from anchorfl.models.label_names import NamesError
+from anchorfl.models.errors import NamesError
 from anchorfl.pipeline.cli import commands, cooccurrence
 from anchorfl.pipeline.cli.resumable import command_of
 from anchorfl.pipeline.cluster import signals

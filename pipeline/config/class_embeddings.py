@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from anchorfl.models.text_encoders import Pooling
+from anchorfl.models.options import Pooling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from anchorfl.models.build import ModelOptions
-from anchorfl.pipeline.algorithm.contract import Method
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.models.options import ModelOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
@@ -17,6 +17,9 @@ from anchorfl.pipeline.config.federation import FederationOptions, quorum_size
 from anchorfl.pipeline.config.redaction import redact_uri
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.tasks.options import TaskOptions, table_stem
+
+if TYPE_CHECKING:  # torch, which reading options does without
+    from anchorfl.pipeline.algorithm.contract import Method
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +95,14 @@ class Experiment:
     def selected_clients(self) -> int:
         """Number of clients that take part in a round."""
         return self.federation.selected(self.task.clients)
+
+
+@cache
+def option_types(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's options. Evaluated once: there are hundreds of presets, and annotations are
+    text. An experiment's method is a mapping here: its class would bring torch.
+    """
+    return get_type_hints(kind, localns={"Method": dict})
 
 
 def data_and_method(experiment: Experiment) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from anchorfl.pipeline.algorithm.aggregation import Aggregation, Aggregator
+from anchorfl.pipeline.algorithm.options import Aggregation
+
+if TYPE_CHECKING:
+    from anchorfl.pipeline.algorithm.aggregation import Aggregator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +86,8 @@ class FederationOptions:
     @property
     def aggregator(self) -> Aggregator:
         """The aggregation of updates; ValueError on bad options."""
+        from anchorfl.pipeline.algorithm.aggregation import Aggregator  # torch, which reading options does without
+
         return Aggregator(
             aggregation=self.aggregation,
             trim_fraction=self.trim_fraction,

@@ -89,8 +89,13 @@ class Catalog:
                 if preset.name in presets:
                     raise self._wrong(federation.file, f"several papers have a row {preset.row!r} for it: rename one")
                 presets[preset.name] = preset
-        self._check_methods(presets)
         return dict(sorted(presets.items()))
+
+    @cached_property
+    def _checked(self) -> dict[str, PresetRow]:
+        """The presets, their options held against their methods: it imports these, which names alone do without."""
+        self._check_methods(self.presets)
+        return self.presets
 
     def read(self, name: str) -> Experiment:
         """Return the experiment of a preset. InputError with its files, the table and the key."""
@@ -103,7 +108,7 @@ class Catalog:
 
     def tree(self, name: str) -> Tree:
         """Return the sections of a preset, as one TOML file would have them."""
-        preset = self.presets[name]
+        preset = self._checked[name]
         federation, paper = preset.federation, preset.paper
         row = Tree()
         for _, _, entry in self._chain(preset):

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.config.schema import _hints, options_of
+from anchorfl.pipeline.config.experiment import Experiment, option_types
+from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.config.tyro_errors import call_tyro
 from anchorfl.tasks.errors import InputError, nearest
 
@@ -74,7 +74,7 @@ def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Ex
     def build(**values: Any) -> Experiment:
         return Experiment(**values)
 
-    hints = _hints(Experiment) | {"method": type(experiment.method)}
+    hints = option_types(Experiment) | {"method": type(experiment.method)}
     hints |= {name: Annotated[hints[name], tyro.conf.arg(help=text)] for name, text in HELP.items()}
     build.__annotations__ = {f.name: hints[f.name] for f in fields(Experiment)} | {"return": Experiment}
     build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.experiment import Experiment, option_types
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.regular_files import regular
 
@@ -22,7 +22,7 @@ MAX_PRESET_BYTES, MAX_LINE_BYTES = 1 << 18, 1 << 13
 """Bytes of a preset's file, and of one of its lines."""
 OPTIONS: dict[str, list[str]] = {
     name: [f.name for f in fields(hint)]
-    for name, hint in get_type_hints(Experiment).items()
+    for name, hint in option_types(Experiment).items()
     if name != "method" and is_dataclass(hint)
 }
 """Sections of an experiment and their options; those of [method] depend on its name."""

@@ -11,25 +11,23 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tree
+from anchorfl.pipeline.config.experiment import Experiment, option_types, redacted_tree, to_tree
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.json_schema import LARGEST
 from anchorfl.tasks.options import JsonText, json_text
-from anchorfl.tasks.registry import TASKS
 
 T = TypeVar("T")
-_hints = cache(typing.get_type_hints)
-"""Evaluated once a class: there are hundreds of presets, and annotations are text."""
 
 
 def from_tree(tree: Mapping[str, Any]) -> Experiment:
     """Return the experiment of a nested dict (of a preset, or a run folder's); the inverse of ``to_tree``."""
+    from anchorfl.tasks.registry import TASKS  # torch, which names of presets do without
+
     values = dict(tree)
-    hints = _hints(Experiment)
+    hints = option_types(Experiment)
     known = {f.name for f in fields(Experiment)}
     for key in values:
         if key not in known:
@@ -58,7 +56,7 @@ def _method(table: Any) -> Any:
 def _node(kind: Any, table: Any, section: str) -> Any:
     if not isinstance(table, dict):
         raise InputError(f"[{section}] must be a table, not {table!r}")
-    hints = _hints(kind)
+    hints = option_types(kind)
     known = {f.name for f in fields(kind) if f.init}
     values = {}
     for key, value in table.items():
@@ -121,7 +119,7 @@ def typed_option(experiment: Experiment, option: str, value: Any) -> Any:
     """Return a value in the type of an option, by its dotted name. InputError where it is of another type."""
     section, _, key = option.rpartition(".")
     kind: Any = type(getattr(experiment, section)) if section else Experiment
-    return _typed(_hints(kind)[key], value, option)
+    return _typed(option_types(kind)[key], value, option)
 
 
 def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:

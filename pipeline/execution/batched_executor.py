@@ -27,7 +27,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS, class_of, theta_of
 from anchorfl.pipeline.algorithm.contract import BatchedRound, Tensors
-from anchorfl.pipeline.algorithm.optimizers import in_round
+from anchorfl.pipeline.algorithm.options import in_round
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.execution import system_metrics

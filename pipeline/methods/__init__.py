@@ -1,50 +1,67 @@
-"""The methods by name, written out by hand."""
+"""The methods by name, written out by hand. A method's module is imported when the method is asked for."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from anchorfl.pipeline.algorithm.contract import Method
-from anchorfl.pipeline.methods.fedalc import FedALC
-from anchorfl.pipeline.methods.fedalc_fixed import FedALCFixed
-from anchorfl.pipeline.methods.fedalign import FedAlign
-from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.methods.fedavg_positive import FedAvgPositive
-from anchorfl.pipeline.methods.fedaws import FedAwS
-from anchorfl.pipeline.methods.fedbm import FedBM
-from anchorfl.pipeline.methods.feddyn import FedDyn
-from anchorfl.pipeline.methods.fedetf import FedETF
-from anchorfl.pipeline.methods.fedmlh import FedMLH
-from anchorfl.pipeline.methods.fednh import FedNH
-from anchorfl.pipeline.methods.fedproto import FedProto
-from anchorfl.pipeline.methods.fedprox import FedProx
-from anchorfl.pipeline.methods.fedpu import FedPU
-from anchorfl.pipeline.methods.fedrep import FedRep
-from anchorfl.pipeline.methods.fedrod import FedROD
-from anchorfl.pipeline.methods.fedrs import FedRS
-from anchorfl.pipeline.methods.flag import Flag
-from anchorfl.pipeline.methods.moon import Moon
-from anchorfl.pipeline.methods.scaffold import Scaffold
+if TYPE_CHECKING:  # torch, which the command line does without
+    from anchorfl.pipeline.algorithm.contract import Method
 
-METHODS: dict[str, type[Method[Any, Any]]] = {
-    "fedalc": FedALC,
-    "fedalc-fixed": FedALCFixed,
-    "fedalign": FedAlign,
-    "fedavg": FedAvg,
-    "fedavg-positive": FedAvgPositive,
-    "fedaws": FedAwS,
-    "fedbm": FedBM,
-    "feddyn": FedDyn,
-    "fedetf": FedETF,
-    "fedmlh": FedMLH,
-    "fednh": FedNH,
-    "fedproto": FedProto,
-    "fedprox": FedProx,
-    "fedpu": FedPU,
-    "fedrep": FedRep,
-    "fedrod": FedROD,
-    "fedrs": FedRS,
-    "flag": Flag,
-    "moon": Moon,
-    "scaffold": Scaffold,
+HOME = {
+    "fedalc": "fedalc:FedALC",
+    "fedalc-fixed": "fedalc_fixed:FedALCFixed",
+    "fedalign": "fedalign:FedAlign",
+    "fedavg": "fedavg:FedAvg",
+    "fedavg-positive": "fedavg_positive:FedAvgPositive",
+    "fedaws": "fedaws:FedAwS",
+    "fedbm": "fedbm:FedBM",
+    "feddyn": "feddyn:FedDyn",
+    "fedetf": "fedetf:FedETF",
+    "fedmlh": "fedmlh:FedMLH",
+    "fednh": "fednh:FedNH",
+    "fedproto": "fedproto:FedProto",
+    "fedprox": "fedprox:FedProx",
+    "fedpu": "fedpu:FedPU",
+    "fedrep": "fedrep:FedRep",
+    "fedrod": "fedrod:FedROD",
+    "fedrs": "fedrs:FedRS",
+    "flag": "flag:Flag",
+    "moon": "moon:Moon",
+    "scaffold": "scaffold:Scaffold",
 }
+"""Name of a method -> module of this folder, and class."""
+
+
+class Methods(MutableMapping[str, "type[Method[Any, Any]]"]):
+    """Name of a method -> its class, which is imported at the first look-up; names alone import nothing."""
+
+    def __init__(self) -> None:
+        self._loaded = dict[str, "type[Method[Any, Any]] | None"].fromkeys(HOME)
+
+    def __getitem__(self, name: str) -> type[Method[Any, Any]]:
+        method = self._loaded[name]
+        if method is None:
+            module, _, class_name = HOME[name].partition(":")
+            found: type[Method[Any, Any]] = getattr(import_module(f"{__name__}.{module}"), class_name)
+            method = self._loaded[name] = found
+        return method
+
+    def __setitem__(self, name: str, method: type[Method[Any, Any]]) -> None:
+        self._loaded[name] = method
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded)
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._loaded
+
+
+METHODS = Methods()

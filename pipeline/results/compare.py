@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anchorfl.pipeline import terminal
 from anchorfl.pipeline.results.curves import draw
@@ -20,8 +20,10 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically, write_csv
 from anchorfl.pipeline.storage.run_folder import read_result
 from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.prepared import Split
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
+
+if TYPE_CHECKING:  # torch, which tables of finished runs do without
+    from anchorfl.tasks.ingest.prepared import Split
 
 SPLITS = ("validation/", "test/")
 FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.save_state_every")

@@ -11,8 +11,9 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from safetensors.torch import save
 
-from anchorfl.models.build import Head, ModelOptions, build
+from anchorfl.models.build import Head, build
 from anchorfl.models.classifier import Classifier
+from anchorfl.models.options import ModelOptions
 from anchorfl.models.weight_files import WeightsError, tensors
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors

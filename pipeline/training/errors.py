@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Literal
-
-import torch
 
 FaultKind = Literal["exception", "crash", "deadline", "memory", "rejected"]
 """The client raised; its process died; it did not answer in time; it ran out of memory; its update cannot be merged."""
@@ -38,4 +37,6 @@ def fault_kind(error: BaseException) -> FaultKind:
     """Return the kind of fault that an exception of a client is."""
     if isinstance(error, UpdateError):
         return "rejected"
-    return "memory" if isinstance(error, (MemoryError, torch.OutOfMemoryError)) else "exception"
+    torch = sys.modules.get("torch")  # imported where it can be what failed; the command line does without
+    out_of_memory = isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
+    return "memory" if out_of_memory else "exception"

@@ -20,7 +20,7 @@ from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer, Method, S, Tensors, U
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
+from anchorfl.pipeline.algorithm.options import OptimizerOptions, in_round
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.training.errors import UpdateError

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -36,13 +35,13 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.sparse_rows import SparseRows
 from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Objective
-from anchorfl.tasks.errors import InputError, PreparedDataError
+from anchorfl.tasks.errors import PreparedDataError
 from anchorfl.tasks.files import object_store
+from anchorfl.tasks.ingest.cache_folder import cache_root
 from anchorfl.tasks.ingest.cards import Cards
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram, class_counts
-from anchorfl.tasks.ingest.manifest import FORMAT, HINT, MANIFEST, Manifest, manifest_bytes, read_manifest
+from anchorfl.tasks.ingest.manifest import HINT, MANIFEST, Manifest, manifest_bytes, read_manifest
 from anchorfl.tasks.ingest.row_numbers import renumber_plan, row_places
-from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import PartitionPlan, plan_from_json, plan_to_json
 
 CLASS_COUNTS, PARTITION = "class_counts.parquet", "partition.json"
@@ -238,33 +237,6 @@ def _loaded(folder: str, identity: tuple[int, int, int]) -> Prepared:
     return Prepared.load(folder)
 
 
-def cache_root(cache: str) -> Path:
-    """Return the cache folder of this machine; ``cache``: the user's choice, which object storage is not.
-
-    Raises InputError where ``ANCHORFL_CACHE`` is an address.
-    """
-    local = "" if object_store.is_remote(cache) else cache
-    root = local or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
-    if object_store.is_remote(root):
-        msg = f"ANCHORFL_CACHE = {object_store.shown(root)!r} must be a folder of this machine"
-        raise InputError(f"{msg}; give the address as task.cache")
-    return Path(root).expanduser().absolute()
-
-
-def cache_folder(name: str, options: TaskOptions, seed: int, raw: str, reader: str) -> Path:
-    """Return the folder of a task's prepared data; its name holds a digest of all that decides them.
-
-    That is format, options, seed, and the digests of the raw files (``raw``) and of the code that reads them. Where the
-    files lie does not matter to the content, so no folder is in it.
-    """
-    parquet, names = (Path(path).name for path in (options.file, options.class_names))
-    here = replace(options, root="", cache="", file=parquet, class_names=names)
-    # only what differs from its default, so that a new option leaves prepared data as they are
-    changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
-    content = json.dumps([FORMAT, raw, reader, changed, seed], sort_keys=True)
-    return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-
-
 def client_file(client: int) -> str:
     """Return the name of a client's Parquet file."""
     return f"client-{client:05d}.parquet"
@@ -304,11 +276,6 @@ def write_manifest(folder: str, manifest: Manifest, plan: PartitionPlan, histogr
     files = {**manifest.files, **{name: write_file(folder, name, data) for name, data in others.items()}}
     write_file(folder, MANIFEST, manifest_bytes(replace(manifest, files=files)))
     sync_folder(folder)
-
-
-def data_digest(digests: Mapping[str, str]) -> str:
-    """Return the sha256 over file names and the digests of their content."""
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
 def sync_folder(folder: str) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from anchorfl.models.label_names import NamesError
+from anchorfl.models.errors import NamesError
 from anchorfl.tasks.errors import InputError
 
 CASES = os.environ.get("ANCHORFL_CASES", "")

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from anchorfl.models.build import ModelOptions
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.models.options import ModelOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from anchorfl.models import name_cache
-from anchorfl.models.build import ModelOptions
 from anchorfl.models.concepts import ConceptRequest, _load, save_concepts
 from anchorfl.models.label_names import SkipGramOptions, from_cooccurrence, read_table
 from anchorfl.models.language import from_language_model
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.corpus.cooccurrence import count_names
 from anchorfl.tasks.corpus.counting import Scanner

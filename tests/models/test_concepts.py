@@ -15,7 +15,7 @@ import torch
 
 from anchorfl.models import concepts as module
 from anchorfl.models.concepts import load_concepts, save_concepts
-from anchorfl.models.label_names import NamesError
+from anchorfl.models.errors import NamesError
 from tests.tiny_bert import (
     PROMPTS,
     WIDTH,

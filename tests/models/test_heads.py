@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.encoders.cnn import SmallCNN
 from anchorfl.models.heads import CosineHead, LabelHead, LinearHead
+from anchorfl.models.options import ModelOptions
 
 C, D, B = 5, 6, 4
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from anchorfl.models import label_names, name_cache
+from anchorfl.models.errors import NamesError
 from anchorfl.models.label_names import (
     NameGraph,
-    NamesError,
     SkipGramOptions,
     from_cooccurrence,
     random_vectors,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from anchorfl.models import language
-from anchorfl.models.label_names import NamesError
+from anchorfl.models.errors import NamesError
 from anchorfl.models.language import from_language_model
 from anchorfl.models.text_encoders import mean_states
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions

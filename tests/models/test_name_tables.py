@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchorfl.models.label_names import NameGraph, NamesError, read_table
+from anchorfl.models.errors import NamesError
+from anchorfl.models.label_names import NameGraph, read_table
 
 
 def write(folder: Path, text: str) -> Path:

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
 from anchorfl.models.encoders.resnet import BasicBlock, Bottleneck, FrozenBatchNorm, ResNet, norm_of
+from anchorfl.models.options import ModelOptions
 
 TRUNK = {"resnet8": 64, "resnet20": 64, "resnet18": 512, "resnet34": 512, "resnet50": 2048}
 BLOCKS = {

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
+from anchorfl.models.options import ModelOptions
 
 FEATURES, WIDTH, HIDDEN = 11, 6, 8
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
+from anchorfl.models.options import ModelOptions
 from anchorfl.models.start import StartError, read_start, start_from
 
 HINT = "give weights of the same network, stem, norm and width, under the names of docs/networks.md"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from anchorfl.models.concepts import ConceptRequest, encode_concepts, load_concepts
-from anchorfl.models.label_names import NamesError
+from anchorfl.models.errors import NamesError
 from anchorfl.models.text_encoders import text_encoder
 from tests.tiny_bert import PROMPTS, WORDS, WORDS_C, asked_of, states, transformers_or_skip
 

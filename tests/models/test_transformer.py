@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.encoders.transformer import SelfAttentionLayer, TransformerEncoder, sinusoids
+from anchorfl.models.options import ModelOptions
 
 WIDTH, HEADS, HIDDEN, LENGTH, VOCABULARY, FEATURES = 12, 3, 7, 9, 20, 5
 CASES = [(kind, padded) for kind in ("tokens", "series") for padded in (False, True)]

@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch import nn
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer

@@ -17,7 +17,7 @@ from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import CosineHead
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.label_collection import run_key
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
+from anchorfl.pipeline.algorithm.options import OptimizerOptions, in_round
 from anchorfl.pipeline.execution.batched_executor import BatchedStep, batched_step
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit
 from anchorfl.tasks.arrays.labels import Labels

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm.contract import ServerState
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedalign import AlignState, FedAlign
 from anchorfl.pipeline.methods.fedavg import FedAvg

@@ -11,8 +11,11 @@ import pytest
 
 from anchorfl.pipeline.cli import commands, cooccurrence, data, probe
 from anchorfl.pipeline.config.presets import build
-from anchorfl.pipeline.run import assemble
+from anchorfl.pipeline.run import assemble, prepare
 from anchorfl.pipeline.storage import restore
+from anchorfl.tasks.ingest import ingest
+from anchorfl.tasks.synthetic import SYNTHETIC
+from anchorfl.tasks.tabular import inspect
 from anchorfl.tuning import commands as tuning_commands
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.clusters import check, submit
@@ -59,7 +62,7 @@ def nothing_runs(monkeypatch, tmp_path):
         commands: ("_train", "resume", "compare", "predict", "diagnose", "sync", "ui"), cooccurrence: ("cooccurrence",),
         tuning_commands: ("_run", "presets", "report"), plan: ("load_plan", "resumed_plan"), check: ("check",),
         submit: ("_connect",), probe: ("_check",),
-        data: ("prepare_task", "resolve_options", "inspect_table", "_describe"),
+        data: ("_describe",), ingest: ("prepare",), prepare: ("resolve_options",), inspect: ("inspect_table",),
         TableCommand: ("run", "show"),
     }.items():  # fmt: skip
         for name in names:
@@ -68,8 +71,8 @@ def nothing_runs(monkeypatch, tmp_path):
         monkeypatch.setattr(assemble, name, lambda experiment, *_: experiment)
     monkeypatch.setattr(assemble, "_on_table", lambda preset, start, _, apply, __: apply(build(preset, start.tree)))
     monkeypatch.setattr(restore, "restore_if_remote", lambda place, *_, **__: Path(place))
-    for name in data.SYNTHETIC:
-        monkeypatch.setitem(data.SYNTHETIC, name, parsed)
+    for name in SYNTHETIC:
+        monkeypatch.setitem(SYNTHETIC, name, parsed)
 
 
 def test_there_are_commands_to_check():

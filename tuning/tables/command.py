@@ -43,24 +43,12 @@ from anchorfl.tuning.tables.runs import (
 )
 from anchorfl.tuning.tables.statistics import Table, table_of
 
-USAGE = """usage: anchorfl table PAPER [--data r8-8,es-5] [--rows fedavg,fedalign] [--seeds 4321,4322]
-                      [--vary method.q1=95,97,99] [--runs FOLDER] [--out FOLDER] [--parallel N] [--show]
-                      [--section.option value ...]
-Run what is missing of a paper's table, go on with what was interrupted, and write it beside the published figures.
-  --data, --rows  data sets and methods, as the folders and files of the presets are called; default: all
-  --seeds         default: the authors'
-  --vary          an option and its values: every row with each of them, and a figure of the scores against them
-  --runs          where finished runs are looked for, and new ones go; default: runs
-  --out           folder of the page; default: FOLDER/table-PAPER, with --vary FOLDER/table-PAPER-OPTION
-  --parallel      runs at a time; default: as many as the machine, or the cluster, has CPUs
-  --show          run nothing: the page of what is there, and no record in MLflow
-  --section.option value: for every run, as in anchorfl run"""
 FAILED = 3
 """Exit code where a run failed; the others are kept, and the page is written."""
 
 
 class TableArgs(NamedTuple):
-    """The arguments of ``anchorfl table``, as in ``USAGE``; empty ``data`` or ``rows``: all."""
+    """The arguments of ``anchorfl table``, as in its usage (tuning/commands.py); empty ``data`` or ``rows``: all."""
 
     name: str
     """The paper's."""
@@ -129,9 +117,6 @@ def _seeds(text: str) -> list[int]:
 
 def table(arguments: list[str]) -> int:
     """Run what a paper's table lacks and write it; return the exit code, 3 where a run failed."""
-    if "--help" in arguments or "-h" in arguments:
-        say(USAGE)
-        return 0
     args = parse_args(arguments)
     command = TableCommand(args)
     if args.show:

@@ -11,9 +11,10 @@ import io
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from anchorfl.tuning.tables.options import drop_free_options
-from anchorfl.tuning.tables.statistics import Table
+if TYPE_CHECKING:  # torch, which reading the file does without
+    from anchorfl.tuning.tables.statistics import Table
 
 OURS = Path(__file__).resolve().parents[1] / "ours.csv"
 
@@ -41,6 +42,8 @@ class OurFigure:
 
 def figures_of(table: Table, records: str) -> list[OurFigure]:
     """Return the figures of a table's rows that have a finished run."""
+    from anchorfl.tuning.tables.options import drop_free_options
+
     options = " ".join(drop_free_options(table.options))
     return [
         OurFigure(

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from anchorfl.models.label_names import NamesError
+from anchorfl.models.errors import NamesError
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.overrides import option_name, override
 from anchorfl.pipeline.config.presets import read_preset

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of, without_compiler
+from anchorfl.pipeline.algorithm.optimizers import make, restore, state_of, without_compiler
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 
 KINDS = [
     OptimizerOptions(name="adam", lr=0.01),

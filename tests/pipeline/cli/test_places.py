@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import os
 import shutil
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from PIL import Image
 
 import anchorfl.tuning.cli
 from anchorfl.pipeline.cli import main as cli
-from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.experiment import Experiment, option_types
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.tuning.cli import main
 from tests.fuzz.promise import limits
@@ -41,11 +40,11 @@ GOOD = {"file": "samples.csv", "corpus": "corpus.txt", "what": "resume"}
 
 
 def places_of_a_run() -> list[str]:
-    sections = typing.get_type_hints(Experiment)
+    sections = option_types(Experiment)
     texts = [name for name, hint in sections.items() if hint is str]
     for section, kind in sections.items():
         if dataclasses.is_dataclass(kind):
-            texts += [f"{section}.{name}" for name, hint in typing.get_type_hints(kind).items() if hint is str]
+            texts += [f"{section}.{name}" for name, hint in option_types(kind).items() if hint is str]
     return sorted(set(texts) - set(NAMES))
 
 

@@ -134,8 +134,9 @@ def test_the_nearest_says_it(tmp_path):
 def test_a_wrong_file_is_named_in_one_line(tmp_path, file, old, new, message):
     text = {"toy": DATA, "paper": PAPER}[file]
     assert old in text
+    catalog = write(tmp_path, **{file: text.replace(old, new, 1)})
     with pytest.raises(InputError, match=message) as error:
-        _ = write(tmp_path, **{file: text.replace(old, new, 1)}).presets
+        _ = [catalog.tree(name) for name in catalog.presets]
     assert str(error.value).startswith(f"{tmp_path / ('paper' if 'no such federation' in message else file)}.toml: ")
     assert "\n" not in str(error.value)
 

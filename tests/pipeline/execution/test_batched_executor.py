@@ -14,7 +14,7 @@ from torch import nn
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
 from anchorfl.pipeline.execution.batched_executor import BatchedExecutor
 from anchorfl.pipeline.execution.executor import SerialExecutor

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from anchorfl.models.build import ModelOptions
+from anchorfl.models.options import ModelOptions
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import mean_of
 from anchorfl.pipeline.algorithm.contract import Update
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset

@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext, ServerState, Update
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
+from anchorfl.pipeline.algorithm.optimizers import make
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods import fedalign
 from anchorfl.pipeline.methods.fedalign import AlignState, AlignUpdate, FedAlign

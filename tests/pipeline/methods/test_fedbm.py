@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.build import build
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import ConceptHead
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext, Update
 from anchorfl.pipeline.algorithm.generator_training import (
@@ -30,7 +31,7 @@ from anchorfl.pipeline.algorithm.generator_training import (
     train_generator,
     without_frozen,
 )
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.fedbm import FedBM

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from anchorfl.models.build import ModelOptions
+from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm.aggregation import Aggregator
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.methods import METHODS
 
 ABOVE = 1e-9

@@ -8,7 +8,8 @@ import json
 import pytest
 import torch
 
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round, make
+from anchorfl.pipeline.algorithm.optimizers import make
+from anchorfl.pipeline.algorithm.options import OptimizerOptions, in_round
 from anchorfl.pipeline.config.federation import quorum_size
 from anchorfl.pipeline.results.compare import load_run
 from anchorfl.pipeline.run import lifecycle as running

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.run.lifecycle import run

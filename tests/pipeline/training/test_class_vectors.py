@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from anchorfl.models.concepts import ConceptRequest, save_concepts
-from anchorfl.models.label_names import NamesError
+from anchorfl.models.errors import NamesError
 from anchorfl.pipeline.algorithm.contract import HeadSpec
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.methods.fedavg import FedAvg

@@ -14,7 +14,7 @@ from anchorfl.models.dropout import Dropout, MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import AveragingTrainer, ServerState
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.methods.fedavg import FedAvg

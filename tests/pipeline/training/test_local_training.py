@@ -16,7 +16,7 @@ from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ServerState
-from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer, micro_batches

@@ -21,8 +21,8 @@ from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest import ingest
+from anchorfl.tasks.ingest.cache_folder import cache_folder
 from anchorfl.tasks.ingest.ingest import prepare
-from anchorfl.tasks.ingest.prepared import cache_folder
 from anchorfl.tasks.ingest.raw_digest import raw_digest
 from anchorfl.tasks.ingest.reader_digest import reader_digest
 from anchorfl.tasks.options import TaskOptions

@@ -1,0 +1,55 @@
+"""Options of networks and text encoders, as plain values. Nothing slow is imported: the command line lists them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Init = Literal["he", "torch"]
+Pooling = Literal["auto", "mean", "first", "projected"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """The options of [model]: the network. Defaults are FedAlign's (KDD 2023, section 5 and reference code)."""
+
+    network: Literal["auto", "resnet8", "resnet20", "resnet18", "resnet34", "resnet50"] = "auto"
+    """Encoder: ``auto``, by the kind of input (docs/networks.md); or one of the residual networks, for images."""
+    stem: Literal["auto", "imagenet", "small"] = "auto"
+    """First layer of a residual network: ``imagenet``, 7x7 with stride 2 and max-pooling; ``small``, 3x3; ``auto``:
+    ``small`` up to 64 pixels a side."""
+    norm: Literal["group", "batch", "frozen"] = "group"
+    """Normalization of a residual network: ``group``, in 32 groups; ``batch``, whose statistics are averaged with the
+    weights; ``frozen``, BatchNorm with the statistics of ``weights``, which stay as they are."""
+    init: Init = "he"
+    """First values of a residual network's convolutions: ``he``, He-normal by the fan-out; ``torch``, torch's own,
+    uniform by the fan-in (FedBM)."""
+    weights: str = ""
+    """Weights that the encoder starts from: a .safetensors file, or that of a run's ``model`` folder; a relative path
+    is looked up below ``$ANCHORFL_DATA`` too. Empty: drawn from the seed."""
+    width: int = 256
+    """Width d of the representation."""
+    heads: int = 4
+    """Attention heads (transformer)."""
+    feedforward: int = 64
+    """Hidden width of the feed-forward block (transformer), or of the two hidden layers (sparse; FedALC: 1024)."""
+    dropout: float = 0.5
+    """Dropout probability, in [0, 1); residual networks have none."""
+    embedding_std: float = 1.0
+    """Standard deviation of the first values of the embedding matrix, above 0 (sparse)."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "feedforward"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} = {getattr(self, name)}: must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout = {self.dropout}: must be in [0, 1)")
+        if not 0 < self.embedding_std < math.inf:
+            raise ValueError(f"model.embedding_std = {self.embedding_std}: must be above 0")
+        for name, standard in (("stem", "auto"), ("norm", "group"), ("init", "he")):
+            if self.network == "auto" and getattr(self, name) != standard:
+                raise ValueError(
+                    f"model.{name} = {getattr(self, name)!r} is for residual networks: set model.network, for example"
+                    " to 'resnet18'"
+                )

@@ -1,0 +1,47 @@
+"""Names of the folders of prepared data, and the digests in them. Nothing slow is imported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
+from anchorfl.tasks.ingest.manifest import FORMAT
+from anchorfl.tasks.options import TaskOptions
+
+
+def cache_root(cache: str) -> Path:
+    """Return the cache folder of this machine; ``cache``: the user's choice, which object storage is not.
+
+    Raises InputError where ``ANCHORFL_CACHE`` is an address.
+    """
+    local = "" if object_store.is_remote(cache) else cache
+    root = local or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
+    if object_store.is_remote(root):
+        msg = f"ANCHORFL_CACHE = {object_store.shown(root)!r} must be a folder of this machine"
+        raise InputError(f"{msg}; give the address as task.cache")
+    return Path(root).expanduser().absolute()
+
+
+def cache_folder(name: str, options: TaskOptions, seed: int, raw: str, reader: str) -> Path:
+    """Return the folder of a task's prepared data; its name holds a digest of all that decides them.
+
+    That is format, options, seed, and the digests of the raw files (``raw``) and of the code that reads them. Where the
+    files lie does not matter to the content, so no folder is in it.
+    """
+    parquet, names = (Path(path).name for path in (options.file, options.class_names))
+    here = replace(options, root="", cache="", file=parquet, class_names=names)
+    # only what differs from its default, so that a new option leaves prepared data as they are
+    changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
+    content = json.dumps([FORMAT, raw, reader, changed, seed], sort_keys=True)
+    return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def data_digest(digests: Mapping[str, str]) -> str:
+    """Return the sha256 over file names and the digests of their content."""
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
