@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +14,7 @@ from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.training.evaluation import Scoring
 from anchorfl.pipeline.training.local_training import FitResult, fit
+from anchorfl.pipeline.training.row_cache import RowCache
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import Card, ClientData
 from anchorfl.tasks.errors import InputError
@@ -103,39 +103,3 @@ class ClientRunner:
         moved = {n: getattr(rows, n).to(self.device) for n in ("x", "y_NC", "known_NC", "weight_NC")}
         card = replace(card, count_C=card.count_C.to(self.device), identified_C=card.identified_C.to(self.device))
         return card, replace(rows, **moved, scaling=rows.scaling.to(self.device))
-
-
-ClientRows = tuple[Card, ClientData]
-MEGABYTE = 1e6
-
-
-class RowCache:
-    """Clients' rows up to so many bytes; those that were asked for longest ago leave first. What is left out is read
-    again when it is asked for, so that a worker of thousands of clients needs no more memory than one of ten.
-    """
-
-    def __init__(self, megabytes: float) -> None:
-        self.max_bytes = int(megabytes * MEGABYTE)
-        self.cached_bytes = 0
-        self._rows: OrderedDict[int, ClientRows] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def get(self, client: int, read: Callable[[], ClientRows]) -> ClientRows:
-        """Return a client's card and rows, by ``read`` where they are not cached."""
-        if client in self._rows:
-            self._rows.move_to_end(client)
-            return self._rows[client]
-        rows = self._rows[client] = read()
-        self.cached_bytes += _size(rows)
-        while self.cached_bytes > self.max_bytes and self._rows:
-            _, oldest = self._rows.popitem(last=False)
-            self.cached_bytes -= _size(oldest)
-        return rows
-
-
-def _size(rows: ClientRows) -> int:
-    card, data = rows
-    tensors = (card.count_C, card.identified_C, data.x, data.y_NC, data.known_NC, data.weight_NC)
-    return sum(map(messages.nbytes, tensors))

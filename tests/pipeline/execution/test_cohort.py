@@ -17,8 +17,9 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.run_record import read_records
-from anchorfl.pipeline.training.client import ClientRunner, RowCache
+from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.errors import QuorumError, RejectedError
+from anchorfl.pipeline.training.row_cache import RowCache
 from anchorfl.pipeline.training.sampling import backup_clients, select
 from tests.faulty import KINDS, Faulty
 from tests.runs import nobody, quiet

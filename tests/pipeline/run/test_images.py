@@ -15,8 +15,9 @@ from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.training.client import ClientRunner, RowCache
+from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.local_training import augmentation, infer, micro_batches
+from anchorfl.pipeline.training.row_cache import RowCache
 from anchorfl.tasks.contract import ClientData
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
