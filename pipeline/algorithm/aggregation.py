@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anchorfl.pipeline.algorithm.messages import joined
 from anchorfl.pipeline.algorithm.options import Aggregation
 from anchorfl.tasks.contract import Card
 
@@ -126,6 +127,9 @@ def norm_of(weights: Mapping[str, Tensor]) -> float:
     It cannot overflow: float32's largest value has a square of 1e77.
     """
     floats = [value for value in weights.values() if value.is_floating_point()]
+    whole = joined(floats) if floats else None
+    if whole is not None:
+        return float(torch.linalg.vector_norm(whole, dtype=torch.float64))
     return math.hypot(*(float(torch.linalg.vector_norm(value, dtype=torch.float64)) for value in floats))
 
 
@@ -239,7 +243,24 @@ def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> 
     if not total > 0 or len(values) != len(shares):
         raise ValueError(f"{len(values)} updates with weights that sum to {total}: nothing to average")
     parts = [share / total for share in shares]
-    return {name: _mean([value[name] for value in values], parts) for name in values[0]}
+    return _joined_mean(values, parts) or {name: _mean([value[name] for value in values], parts) for name in values[0]}
+
+
+def _joined_mean(values: Sequence[Mapping[str, Tensor]], parts: Sequence[float]) -> dict[str, Tensor]:
+    """Return the mean where all tensors are of one type and every client's lie in one piece in the same order, at once:
+    the same sums of the same terms; {} where they do not.
+    """
+    first = values[0]
+    shapes = {name: value.shape for name, value in first.items()}
+    same = all({name: value.shape for name, value in other.items()} == shapes for other in values[1:])
+    if not same or not first or not next(iter(first.values())).is_floating_point():
+        return {}
+    whole = [joined([value[name] for name in first]) for value in values]
+    flat = [part for part in whole if part is not None]
+    if len(flat) < len(values):
+        return {}
+    pieces = torch.split(_mean(flat, parts), [shape.numel() for shape in shapes.values()])
+    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:

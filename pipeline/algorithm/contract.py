@@ -161,8 +161,10 @@ class ClientTrainer(ABC, Generic[S, U]):
             restore(optimizer, name, ctx.memory)
         self.parameters = list(self.model.parameters())  # listing them walks all modules
         for p in self.parameters:
-            # Zeros, not None: a mini-batch without a labeled row has a gradient of zero, and Adam still moves.
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
+            if p.grad is None:
+                # Zeros, not None: a mini-batch without a labeled row has a gradient of zero, and Adam still moves.
+                p.grad = torch.zeros_like(p)
+        self.zero_gradients()
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Return optimizers by name; the name is the prefix of their state in the client's memory."""
@@ -190,10 +192,14 @@ class ClientTrainer(ABC, Generic[S, U]):
         """Return a loss that does not depend on the rows, added once per step (FedProx); None: there is none."""
         return None
 
+    def zero_gradients(self) -> None:
+        """Set the gradients of all parameters to zero."""
+        torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
+
     def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
         """Zero the gradients, add those of all micro-batches and of the penalty; return the mini-batch's loss."""
         total = torch.zeros((), device=self.parameters[0].device)
-        torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
+        self.zero_gradients()
         for micro_batch in micro_batches:
             loss = self.loss(micro_batch)
             loss.backward()  # type: ignore[no-untyped-call]

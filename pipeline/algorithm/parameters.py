@@ -6,6 +6,7 @@ Shape suffixes: C classes, D width.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,26 @@ PERSONAL = "personal."
 """Prefix of a client's own weights in its memory."""
 
 
+_STATES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def state_of_module(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's state dict, detached: its own tensors. It is made once and not at every call, as the walk over
+    the modules takes longer than a copy of 2 MB; and again where the model has moved to other memory.
+    """
+    state = _STATES.get(model)
+    first = next(model.parameters(), None)
+    moved = state is not None and first is not None and all(first.data_ptr() != v.data_ptr() for v in state.values())
+    if state is None or moved:
+        state = _STATES[model] = {name: value.detach() for name, value in model.state_dict().items()}
+    return state
+
+
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Return a copy of every weight and buffer of the model's state dict; those of a type lie one behind the other in
     one storage, as they travel (``messages.joined``).
     """
-    values = {name: value.detach() for name, value in model.state_dict().items()}
+    values = state_of_module(model)
     kinds = dict.fromkeys((value.dtype, value.device) for value in values.values())
     out = dict[str, Tensor]()
     for kind in kinds:
@@ -33,13 +49,13 @@ def load_sent(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy weights into the model's own storage; parameters that were not sent become NaN, so that whoever uses one
     shows it. ValueError where a weight is not the model's.
     """
-    values = model.state_dict()  # not load_state_dict, whose walk over the modules takes longer than the copy of 2 MB
+    values = state_of_module(model)
     if strange := [name for name, value in weights.items() if name not in values or values[name].shape != value.shape]:
         raise ValueError(f"not weights of this model: {strange[:3]}")
+    if sent := [name for name in values if name in weights]:
+        torch._foreach_copy_([values[name] for name in sent], [weights[name] for name in sent])
     for name, value in values.items():
-        if name in weights:
-            value.copy_(weights[name])
-        elif value.is_floating_point():
+        if name not in weights and value.is_floating_point():
             value.fill_(float("nan"))
 
 

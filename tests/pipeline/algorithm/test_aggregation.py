@@ -21,6 +21,7 @@ from anchorfl.pipeline.algorithm.aggregation import (
     clip_step,
     mean_of,
     median_of,
+    norm_of,
     trimmed_count,
     trimmed_mean_of,
 )
@@ -234,3 +235,37 @@ def test_median_and_trimmed_mean_take_no_notice_of_weights():
 )
 def test_how_many_answers_a_merge_needs(rule, least):
     assert [bool(rule.lack(n)) for n in range(20)] == [n < least for n in range(20)]
+
+
+def in_one_piece(update):
+    """The same tensors, one behind the other in one storage, as they travel."""
+    flat = torch.cat([value.reshape(-1) for value in update.values()])
+    parts = torch.split(flat, [value.numel() for value in update.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(update.items(), parts, strict=True)}
+
+
+@given(SEEDS, st.integers(1, 5))
+@QUICK
+def test_the_mean_of_updates_in_one_piece_has_the_same_bits(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"a": (40_000,), "b": (3, 5), "c": ()}  # the first is longer than a piece
+    updates = [{n: torch.randn(s, generator=generator) for n, s in shapes.items()} for _ in range(count)]
+    shares = torch.rand(count, generator=generator).add(0.1).tolist()
+    apart, joined = mean_of(updates, shares), mean_of([in_one_piece(u) for u in updates], shares)
+    assert list(apart) == list(joined)
+    assert all(torch.equal(apart[name], joined[name]) for name in apart)
+    # where one client's lie in several pieces, or one has another order, tensors are averaged one by one
+    mixed = mean_of([in_one_piece(u) if i else u for i, u in enumerate(updates)], shares)
+    turned = mean_of([in_one_piece(dict(reversed(u.items())) if i else u) for i, u in enumerate(updates)], shares)
+    assert all(torch.equal(apart[name], other[name]) for other in (mixed, turned) for name in apart)
+
+
+def test_counters_among_the_weights_still_take_the_largest_value():
+    updates = [{"w": torch.tensor([float(i)]), "n": torch.tensor(i)} for i in range(3)]
+    assert mean_of(updates, [1, 1, 1])["n"] == 2
+    assert mean_of([dict(reversed(u.items())) for u in updates], [1, 1, 1])["n"] == 2
+
+
+def test_the_norm_in_one_piece_is_that_of_the_parts():
+    update = {"a": torch.randn(7, 3), "b": torch.randn(4)}
+    assert norm_of(in_one_piece(update)) == pytest.approx(norm_of(update), rel=1e-12)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm.aggregation import AVERAGED_AT_ONCE, mean_of, rows_by_holder
-from anchorfl.pipeline.algorithm.parameters import load_sent, log_prior, weights_of
+from anchorfl.pipeline.algorithm.parameters import load_sent, log_prior, state_of_module, weights_of
 from anchorfl.pipeline.algorithm.pseudo_labels import percentiles
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -210,3 +210,18 @@ def test_no_mean_of_unlike_tensors(other):
     """A value in place of three would be broadcast, one too many left out."""
     with pytest.raises(ValueError, match=r"no mean of torch.float32 \(3,\) and torch.float"):
         mean_of([{"row": torch.zeros(3)}, {"row": other}], [1, 1])
+
+
+def test_a_models_state_is_its_own_memory_and_follows_it():
+    """Read once; read again where the model has moved, so that weights never go to memory that nobody uses."""
+    model = torch.nn.Linear(3, 2)
+    state = state_of_module(model)
+    assert state_of_module(model) is state
+    load_sent(model, {"weight": torch.ones(2, 3), "bias": torch.zeros(2)})
+    assert model.weight.sum() == 6
+    model.double()
+    assert state_of_module(model)["weight"].dtype == torch.float64
+    load_sent(model, {"weight": torch.full((2, 3), 2.0)})
+    assert model.weight.sum() == 12
+    assert model.bias.isnan().all()
+    assert weights_of(model)["weight"].tolist() == model.weight.tolist()
