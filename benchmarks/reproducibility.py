@@ -150,6 +150,39 @@ KEPT = {
 """The tables, in the order of the summary."""
 
 RUNS = {
+    "bibtex-steps": (
+        "bibtex-steps",
+        {
+            "fedalc-200": "lambda 200, one step, as in the preset",
+            "fedalc-500-steps": "lambda 500, ten steps",
+            "fedalc-1-100x-steps": "lambda 1, ten steps at a hundred times the rate",
+            "fedalc-10-100x-steps": "lambda 10, the same",
+            "fedalc-100-100x-steps": "lambda 100, the same",
+            "fedalc-200-100x-steps": "lambda 200, the same",
+            "fedalc-500-100x-steps": "lambda 500, the same",
+            "fedaws-1-100x-steps": "FedAwS, lambda 1, the same",
+            "fedaws-10-100x-steps": "FedAwS, lambda 10, the same",
+            "fedaws-100-100x-steps": "FedAwS, lambda 100, the same",
+            "fedalc-1-100x-cap-0.1": "lambda 1, one step at a hundred times the rate, of length 0.1 at most",
+            "fedalc-10-100x-cap-0.1": "lambda 10, the same",
+            "fedalc-200-100x-cap-0.1": "lambda 200, the same",
+            "fedaws-10-100x-cap-0.1": "FedAwS, lambda 10, the same",
+            "fedalc-10-100x-cap-0.03": "lambda 10, the same, of length 0.03 at most",
+            "fedalc-10-adam-1e-4": "lambda 10, Adam at 1e-4",
+            "fedalc-1-adam-1e-3": "lambda 1, Adam at 1e-3",
+            "fedalc-10-adam-1e-3": "lambda 10, the same",
+            "fedaws-10-adam-1e-3": "FedAwS, lambda 10, the same",
+            "fedalc-10-adam-100x": "lambda 10, Adam at 1e-2",
+        },
+    ),
+    "bibtex-average": (
+        "bibtex-steps",
+        {
+            "flag-average": "FLAG, the server takes the mean of theta",
+            "fedmlh-average": "FedMLH, the same",
+            "fedavg-fixed-average": "FedAvg-fixed, the same",
+        },
+    ),
     "pbc-tau": (
         "fedbm-others",
         {
@@ -376,7 +409,14 @@ def of_last_rounds(archives: Sequence[str], metric: str, rounds: str) -> str:
 def runs(records: Records, name: str, metric: str, rounds: str) -> str:
     """Show single runs that belong to no table: the best of all rounds, and the mean of the last `rounds`."""
     archive, named = RUNS[name]
-    out = [["Run", "Settings", f"`{metric}`: best round", f"mean of the last {rounds} rounds"]]
+    out = [
+        [
+            "Run",
+            "Settings",
+            f"`{metric}`: best round",
+            "last round" if rounds == "1" else f"mean of the last {rounds} rounds",
+        ]
+    ]
     for folder, text in named.items():
         of = swing(rounds_of(records.runs(archive) / folder), metric, int(rounds))
         out.append([f"`{folder}`", text, f"{of.best:.2f}", f"{of.mean:.2f}"])

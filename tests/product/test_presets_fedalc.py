@@ -100,5 +100,5 @@ def test_one_client_per_label_in_pooled_rounds(folder):
     assert (e.task.partition, e.task.clients, e.federation.clients_per_round) == ("one_class", 0, 0)
     assert e.federation.batched_clients
     assert e.evaluation.metrics == "ranking"
-    assert e.model.width == 512
+    assert e.model.width == (2048 if folder == "coco14" else 512)
     assert e.model.network == ("resnet50" if folder in IMAGES else "auto")
