@@ -41,13 +41,25 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]], line_end: str = "\r\
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write to a temporary name, sync, rename over ``path``, sync the folder."""
+    write_synced(path, data)
+    sync_folder(path.parent)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write as ``write_atomically`` does, but for the name in the folder, which ``sync_folder`` makes last: once for
+    several files.
+    """
     draft = path.with_name(f".{path.name}.tmp")
     with _one_at_a_time, draft.open("wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
         draft.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from anchorfl.models.weight_files import WeightsError, tensors
-from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.atomic_files import sync_folder, write_atomically, write_synced
 from anchorfl.pipeline.storage.named_files import named_file
 from anchorfl.pipeline.terminal import say
 from anchorfl.tasks.errors import InputError
@@ -75,7 +75,10 @@ class Checkpoints:
         self.folder, self._kept, self._digest = run / "checkpoint", kept, digest
         self.rounds = run / SERVER_STATES
         self.index = self.folder / "checkpoint.json"
-        self._last: bytes | None = None  # text of the index that the next round follows, where this process knows it
+        # the index that the next round follows, and the names in it and in those before that are kept, where this
+        # process has saved it: then nothing is read to save the next
+        self._last: tuple[bytes, Index] | None = None
+        self._generations: list[set[str]] = []
         self._pinned: set[str] = set()  # files that another thread reads
         self._lock = threading.Lock()
 
@@ -86,25 +89,29 @@ class Checkpoints:
 
         Order matters: new files first, then the index that names them, then the files that nothing names any more.
         """
+        known, self._generations = self._generations, []  # until all is done: a save that fails leaves files behind
         self.folder.mkdir(parents=True, exist_ok=True)
-        before = self._last or (self.index.read_bytes() if self.index.exists() else None)
-        old = index_of(before, self.index) if before else None
+        before, old = self._last or self._read_index()
         parts: dict[str, PartEntry] = dict(old["parts"]) if old else {}
         for name, part in changed.items():
             if part:
                 parts[name] = self._write(f"{name}-{round_:06d}.safetensors", part)
             else:  # clients that keep nothing, thousands of them in a pooled round
                 parts.pop(name, None)
+        sync_folder(self.folder)
         index: Index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes, "digest": self._digest}
-        text = json.dumps({**index, "sha256": seal(index)}, indent=1).encode()
+        # as ``seal`` has it, and in one line: with line breaks it takes ten times as long
+        sealed = json.dumps(index, sort_keys=True)
+        text = f'{sealed[:-1]}, "sha256": "{hashlib.sha256(sealed.encode()).hexdigest()}"}}'.encode()
         with self._lock:
             if before and old and self._kept > 1:
                 draft = self.folder / ".before.tmp"
                 draft.write_bytes(before)  # not synced: it is for the case that the new one is damaged
                 draft.replace(self.folder / f"checkpoint-{old['round']:06d}.json")
             write_atomically(self.index, text)
-            self._last = text
-            self._tidy(index)
+            self._last = text, {**index, "notes": {}}
+            name = f"checkpoint-{old['round']:06d}.json" if old and self._kept > 1 else ""
+            self._generations = self._forget(index, name, known) if known else self._sweep(index)
 
     def keep(self, round_: int, state: Tensors) -> None:
         """Write the state after round ``round_`` where it stays; the same state gives the same bytes."""
@@ -132,8 +139,7 @@ class Checkpoints:
         For another thread than the one that saves. Yields the text of the index, None where there is none.
         """
         with self._lock:
-            index = self._index()
-            text = self.index.read_bytes() if index else None
+            text, index = self._read_index()
             self._pinned = {entry["file"] for entry in index["parts"].values()} if index else set()
         try:
             yield text
@@ -143,21 +149,38 @@ class Checkpoints:
 
     def tidy(self) -> None:
         """Delete what was pinned when it went out of use; not while a round is being saved."""
-        index = self._index()
+        _, index = self._read_index()
         if index is not None:
-            self._tidy(index)
+            self._sweep(index)
 
-    def _tidy(self, index: Index) -> None:
-        named = {self.index.name, *(entry["file"] for entry in index["parts"].values())} | self._pinned
+    def _forget(self, index: Index, before: str, known: list[set[str]]) -> list[set[str]]:
+        """Delete what the save of this index put out of use; return the names that each kept index has, the last one
+        first. before: the name that the index of the round before has now, empty where it is gone; known: their names
+        before the save.
+        """
+        files = {self.index.name, *(entry["file"] for entry in index["parts"].values())}
+        last, *earlier = known
+        moved = last - {self.index.name}
+        generations = [files, *([moved | {before}] if before else []), *earlier][: self._kept]
+        named = set[str]().union(*generations, self._pinned)
+        for name in moved.union(*earlier) - named:
+            (self.folder / name).unlink(missing_ok=True)
+        return generations
+
+    def _sweep(self, index: Index) -> list[set[str]]:
+        """Delete every file that no kept index names; return the names that each does, the last one first."""
+        generations = [{self.index.name, *(entry["file"] for entry in index["parts"].values())}]
         for before in self._earlier()[: self._kept - 1]:
             try:
                 parts = index_of(before.read_bytes(), before)["parts"]
             except InputError:  # of no use to anybody
                 continue
-            named |= {before.name, *(entry["file"] for entry in parts.values())}
+            generations.append({before.name, *(entry["file"] for entry in parts.values())})
+        named = set[str]().union(*generations, self._pinned)
         for path in self.folder.iterdir():
             if path.name not in named:
                 path.unlink()
+        return generations
 
     def load(self, log: Callable[[str], None] = say) -> Checkpoint | None:
         """Return the last saved round that is whole, or None where none was saved; ``log`` hears of damaged ones.
@@ -179,7 +202,7 @@ class Checkpoints:
                 continue
             for damage in errors:
                 log(f"{damage}: taking the checkpoint of round {index['round']}")
-            self._last = text
+            self._last, self._generations = (text, index), []
             return Checkpoint(index["round"], parts, index["notes"])
         raise InputError(f"{errors[0]}; start the run anew in another --output")
 
@@ -192,12 +215,15 @@ class Checkpoints:
         """Return the indices of rounds before the last, the latest first."""
         return sorted(self.folder.glob("checkpoint-[0-9]*.json"), reverse=True)
 
-    def _index(self) -> Index | None:
-        return index_of(self.index.read_bytes(), self.index) if self.index.exists() else None
+    def _read_index(self) -> tuple[bytes | None, Index | None]:
+        if not self.index.exists():
+            return None, None
+        text = self.index.read_bytes()
+        return text, index_of(text, self.index)
 
     def _write(self, name: str, part: Tensors) -> PartEntry:
         data = _bytes(part)
-        write_atomically(self.folder / name, data)
+        write_synced(self.folder / name, data)  # whoever names it syncs the folder first
         return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
 
     def _read(self, entry: PartEntry) -> Tensors:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOGS = {"metrics.jsonl", "ledger.jsonl"}
 """Files of lines that are appended to; a half-written last line is left out by who reads them."""
 IN_PLACE = {
-    ("pipeline/storage/atomic_files.py", "write_atomically"): "the draft",
+    ("pipeline/storage/atomic_files.py", "write_synced"): "the draft",
     ("pipeline/results/picture.py", "save"): "in memory",
     ("pipeline/results/picture.py", "svg"): "in memory",
     ("pipeline/diagnosis/generated.py", "generated"): "in memory",

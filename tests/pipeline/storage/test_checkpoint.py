@@ -202,3 +202,42 @@ def test_a_client_that_keeps_nothing_has_no_file(tmp_path):
     checkpoints.save(2, {"state": one, "client-00000": {}}, {})
     assert set(checkpoints.load().parts) == {"state"}
     assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_save_deletes_what_the_last_one_left_without_reading_the_folder(tmp_path, kept):
+    """The files of a long run are those that a process which knows nothing of the saves before would leave."""
+    known, folder = Checkpoints(tmp_path / "known", kept), tmp_path / "anew"
+    for round_ in range(1, 8):
+        changed = {"state": tensors(round_)} | {f"memory-{c:05d}": tensors(c) for c in (round_ % 3, 3 + round_ % 2)}
+        known.save(round_, changed, {"best": round_})
+        Checkpoints(folder, kept).save(round_, changed, {"best": round_})  # sweeps the folder
+        names = [sorted(path.name for path in where.iterdir()) for where in (known.folder, folder / "checkpoint")]
+        assert names[0] == names[1]
+    assert Checkpoints(tmp_path / "known", kept).load().round == 7
+
+
+def test_a_save_that_fails_leaves_nothing_behind_after_the_next(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    for round_ in (1, 2):
+        checkpoints.save(round_, {"state": tensors(round_)}, {})
+
+    def full(*_):
+        raise OSError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("anchorfl.pipeline.storage.checkpoint.write_atomically", full)
+        with pytest.raises(OSError, match="no room"):
+            checkpoints.save(3, {"state": tensors(3.0), "memory-00009": tensors(3.0)}, {})
+    checkpoints.save(4, {"state": tensors(4.0)}, {})
+    assert "memory-00009-000003.safetensors" not in {path.name for path in checkpoints.folder.iterdir()}
+    assert Checkpoints(tmp_path).load().round == 4
+
+
+def test_a_save_syncs_each_file_once_and_the_folder_twice(tmp_path, monkeypatch):
+    checkpoints, calls = Checkpoints(tmp_path), []
+    checkpoints.save(1, {"state": tensors(1.0)}, {})
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: calls.append(handle) or real(handle))
+    checkpoints.save(2, {"state": tensors(2.0)} | {f"memory-{c:05d}": tensors(2.0) for c in range(5)}, {})
+    assert len(calls) == 6 + 1 + 2  # parts, the index, and the folder before and after it
