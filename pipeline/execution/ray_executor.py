@@ -59,6 +59,7 @@ class RayExecutor:
 
     def _open(self) -> None:
         self.run, self._opened = self.actor_pool.open(self.run_spec)
+        self._is_open = False
         self.server = self.actor_pool.server
         self.memories: dict[int, Any] = {}
 
@@ -241,10 +242,12 @@ class RayExecutor:
         Raises LostError where the server or an object is gone; else the error of the server itself.
         """
         try:
-            while not ray.wait([self._opened], timeout=LOOK_EVERY)[0]:
+            while not self._is_open and not ray.wait([self._opened], timeout=LOOK_EVERY)[0]:
                 if self.actor_pool.server_stuck:
                     raise LostError("the server actor waits for CPUs that left with a node")
-            ray.get(self._opened)  # whatever went wrong there is the error to show
+            if not self._is_open:
+                ray.get(self._opened)  # whatever went wrong there is the error to show
+                self._is_open = True
             return ray.get(ref)
         except RayError as error:
             if is_lost(error):
@@ -253,7 +256,8 @@ class RayExecutor:
 
     def _ask(self, verb: str, *arguments: Any) -> Any:
         """Call the server once it is open, and return its answer: before, the call would have a fault of its own."""
-        self._get(self._opened)
+        if not self._is_open:
+            self._get(self._opened)
         return self._get(getattr(self.server, verb).remote(self.run, *arguments))
 
     def recover(self) -> None:
