@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from anchorfl.tasks.files.folders import sync_folder
 from anchorfl.tasks.files.json_schema import parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
 
@@ -55,12 +56,3 @@ def write_synced(path: Path, data: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
         draft.replace(path)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -23,10 +23,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from anchorfl.models.weight_files import WeightsError, tensors
-from anchorfl.pipeline.storage.atomic_files import sync_folder, write_atomically, write_synced
+from anchorfl.pipeline.storage.atomic_files import write_atomically, write_synced
 from anchorfl.pipeline.storage.named_files import named_file
 from anchorfl.pipeline.terminal import say
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.folders import sync_folder
 from anchorfl.tasks.files.json_schema import parsed, type_error
 from anchorfl.tasks.files.regular_files import read_text_bytes, regular
 

@@ -29,13 +29,14 @@ from anchorfl.tasks.arrays.ragged import ragged_take
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
+from anchorfl.tasks.files.folders import sync_folder
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.ingest import remote_cache
 from anchorfl.tasks.ingest.cache_folder import cache_folder, data_digest
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, set_normalization
 from anchorfl.tasks.ingest.manifest import Manifest, nonzero_counts
-from anchorfl.tasks.ingest.prepared import Prepared, sync_folder, write_file, write_manifest
+from anchorfl.tasks.ingest.prepared import Prepared, write_file, write_manifest
 from anchorfl.tasks.ingest.raw_digest import raw_digest
 from anchorfl.tasks.ingest.raw_table import (
     Owners,

@@ -37,6 +37,7 @@ from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Objective
 from anchorfl.tasks.errors import PreparedDataError
 from anchorfl.tasks.files import object_store
+from anchorfl.tasks.files.folders import sync_folder
 from anchorfl.tasks.ingest.cache_folder import cache_root
 from anchorfl.tasks.ingest.cards import Cards
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram, class_counts
@@ -276,15 +277,6 @@ def write_manifest(folder: str, manifest: Manifest, plan: PartitionPlan, histogr
     files = {**manifest.files, **{name: write_file(folder, name, data) for name, data in others.items()}}
     write_file(folder, MANIFEST, manifest_bytes(replace(manifest, files=files)))
     sync_folder(folder)
-
-
-def sync_folder(folder: str) -> None:
-    """Make the names in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def training_counts(data: Prepared) -> tuple[int, Ints]:
