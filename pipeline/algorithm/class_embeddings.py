@@ -296,9 +296,9 @@ class Spreadout(OneClass):
         return gradient(rows_CD, index_CK, slope_CK)
 
     def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> tuple[Tensor, Tensors]:
-        if not self.lambda_:
-            return rows_CD, {}
         moments = {k: v for k, v in state.moments.items() if k.partition(".")[0] == ROWS}
+        if not self.lambda_:
+            return rows_CD, moments
         for _ in range(self.spread_steps):
             index_CK, cosine_CK, after_C = nearest_rows(rows_CD, self.neighbours)
             weight_CK = self.pair_weights(index_CK, state.cooccurrence)

@@ -154,6 +154,16 @@ def test_a_cap_shortens_the_long_changes_and_leaves_the_others():
     assert np.abs(moved(METHODS["fedaws"](spread_cap=cap, **options), w) - want).max() < 1e-12
 
 
+@pytest.mark.parametrize("lambda_", [0.0, 5.0])
+def test_a_state_has_the_same_tensors_in_every_round(lambda_):
+    """Also where lambda is 0 and no step is taken: a checkpoint is filled into the state before round 1."""
+    method, model = METHODS["fedaws"](lambda_=lambda_, spread_optimizer="adam", neighbours=2), network()
+    state, cards = begun(method, model, rows())
+    after = method.finish_round(state, state.weights, state.sent_C, server(model, cards))
+    assert list(after.moments) == list(state.moments)
+    assert any(name.startswith("rows.") for name in state.moments)
+
+
 def test_small_steps_with_differential_privacy_are_refused():
     with pytest.raises(ValueError, match=r"method\.spread_steps: the privacy of dp_noise is counted for one step"):
         FEDALC(dp_noise=1.0, spread_steps=2)
