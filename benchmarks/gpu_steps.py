@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu_steps [--device cuda] [--repeats 5] [--steps 20] [--only resnet8]
 
-Made-up rows of the sizes of the data sets: R8-8's texts (685 of 5 to 200 words), digits, PBC's images of 28 pixels. A
-client trains for ``--steps`` steps; wall time is the median of the repeats, divided by the steps. Kernels and copies are
-counted by torch's profiler in one more repeat; *busy* is their time by wall time without the profiler.
+Made-up rows of the sizes of the data sets: R8-8's texts (685 of 5 to 200 words), digits, PBC's images of 28 pixels.
+A client trains for ``--steps`` steps; wall time is the median of the repeats, divided by the steps. Kernels and copies
+are counted by torch's profiler in one more repeat; *busy* is their time by wall time without the profiler. Each case is
+also run without CUDA graphs (*eager*), and the two give the same bits or it says so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +24,11 @@ from torch import Tensor
 
 from anchorfl.models.build import build
 from anchorfl.models.options import ModelOptions
-from anchorfl.pipeline.algorithm.contract import ServerState
+from anchorfl.pipeline.algorithm.contract import AveragingTrainer, ServerState
 from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.training.client import device_for
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.contract import Card, ClientData, Objective
@@ -115,28 +118,33 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     one_thread()
-    device = torch.device(options.device)
+    device = device_for(float(options.device == "cuda"), must=True)
     if device.type == "cuda":
-        torch.backends.cudnn.allow_tf32 = False
         print(torch.cuda.get_device_name(), torch.__version__)
     for name, (kind, model, optimizer) in CASES.items():
         if options.only not in name:
             continue
         case = Case(kind, model, optimizer, options.steps, device)
-        case.train()  # warm-up
-        taken = statistics.median(case.seconds() for _ in range(options.repeats))
-        line: dict[str, object] = {"case": name, "ms": round(1e3 * taken / options.steps, 3)}
-        if device.type == "cuda":
-            count, busy = case.counted()
-            line |= {what: round(n / options.steps, 1) for what, n in sorted(count.items())}
-            line["busy"] = round(busy / taken, 3)
-        print(json.dumps(line), flush=True)
+        update = {}
+        for way in ("graphs", "eager") if device.type == "cuda" else ("eager",):
+            with patch.object(AveragingTrainer, "replayable", way == "graphs"):
+                update[way] = case.train()  # warm-up
+                taken = statistics.median(case.seconds() for _ in range(options.repeats))
+                line: dict[str, object] = {"case": name, "way": way, "ms": round(1e3 * taken / options.steps, 3)}
+                if device.type == "cuda":
+                    count, busy = case.counted()
+                    line |= {what: round(n / options.steps, 1) for what, n in sorted(count.items())}
+                    line["busy"] = round(busy / taken, 3)
+            print(json.dumps(line), flush=True)
+        if len(update) == 2:
+            far = max(float((update["eager"][n] - t).abs().max()) for n, t in update["graphs"].items())
+            print(f"largest difference of a weight: {far:.2g}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ def augment(
     same generator gives the same images on every device. Gradients go through.
     """
     rows, channels, height, width = x_BCHW.shape
-    row_BH = _source_indices(rows, height, padding, vertical, rng).to(x_BCHW.device)
-    column_BW = _source_indices(rows, width, padding, horizontal, rng).to(x_BCHW.device)
+    row_BH = _source_indices(rows, height, padding, vertical, rng).to(x_BCHW.device, non_blocking=True)
+    column_BW = _source_indices(rows, width, padding, horizontal, rng).to(x_BCHW.device, non_blocking=True)
     padded = F.pad(x_BCHW, (padding,) * 4)
     # two passes of gather take a third of the time of one indexing by row and column
     cut = padded.gather(2, row_BH[:, None, :, None].expand(rows, channels, height, padded.shape[3]))

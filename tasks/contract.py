@@ -102,7 +102,7 @@ class Batch:
     denominator: int
     """Size of the mini-batch that the rows were cut from; every mean divides by it."""
     index_B: Tensor
-    """Positions of the rows among those that they were cut from, int64."""
+    """Positions of the rows among those that they were cut from, int64, on the device of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class ClientData:
 
     def stored(self, index_B: Tensor) -> Tensor:
         """Return the inputs of the rows at ``index_B`` as they are stored, padding cut to their longest."""
-        x = _rows_of(self.x, index_B)
+        x = _rows_of(self.x, _near(index_B, self.x))
         if self.length_N is None or not len(index_B):
             return x
         return x[:, : max(1, int(self.length_N[index_B].max()))]
@@ -139,13 +139,19 @@ class ClientData:
         x = self.stored(index_B)
         x = self.scaling(x if change is None else change(x))
         size = len(index_B) if denominator is None else denominator
-        y_BC, known_BC = _rows_of(self.y_NC, index_B), _rows_of(self.known_NC, index_B)
-        return Batch(x, y_BC, known_BC, _rows_of(self.weight_NC, index_B), size, index_B)
+        at_B = _near(index_B, self.y_NC)
+        y_BC, known_BC, weight_BC = (_rows_of(t, at_B) for t in (self.y_NC, self.known_NC, self.weight_NC))
+        return Batch(x, y_BC, known_BC, weight_BC, size, at_B)
+
+
+def _near(index_B: Tensor, values: Tensor) -> Tensor:
+    """Return an index on the device of what it is for. On a GPU an index of the CPU would be waited for."""
+    return index_B.to(values.device, non_blocking=True)
 
 
 def _rows_of(values: Tensor, index_B: Tensor) -> Tensor:
-    """Return ``values[index_B]``; on one device by a call that copies whole rows, three times as fast on long ones."""
-    return values.index_select(0, index_B) if values.device == index_B.device else values[index_B]
+    """Return ``values[index_B]`` by a call that copies whole rows, three times as fast on long ones."""
+    return values.index_select(0, index_B)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,8 @@ class TransformerEncoder(nn.Module):
         real_BL = x != 0 if x.dim() == 2 else (x != 0).any(-1)
         x_BLD = self.drop(self.entry(x) + self.positions[: x.shape[1]])
         bias = None
-        if not bool(real_BL.all()):
+        # a GPU would have to be waited for to know that there is no padding: there the bias is added in any case
+        if x.device.type != "cpu" or not bool(real_BL.all()):
             # A fully padded row attends to everything: its result is multiplied by zero below, and must not be NaN.
             hidden_BL = ~real_BL & real_BL.any(-1, keepdim=True)
             bias = torch.zeros(real_BL.shape, device=x.device).masked_fill_(hidden_BL, -math.inf)[:, None, None, :]

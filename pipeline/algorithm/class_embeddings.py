@@ -83,6 +83,8 @@ def positive_loss(z_PD: Tensor, row_PD: Tensor, margin: float, parts: int) -> Te
 class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
     """A client that trains theta and one row. The row comes in every round, or once where rows are fixed."""
 
+    replayable = True
+
     def __init__(self, ctx: ClientContext[RowsState], method: OneClass) -> None:
         self.method = method
         self.fixed = not method.class_embedding_lr

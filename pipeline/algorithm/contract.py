@@ -11,7 +11,7 @@ Shape suffixes: B rows, C classes, D width, I clients, N rows of a client, P pai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -152,6 +152,16 @@ class ClientTrainer(ABC, Generic[S, U]):
 
     refresh: Literal["round", "epoch"] = "round"
     """Time at which ``data`` is asked for the rows to train on."""
+    replayable: bool = False
+    """True where a step launches the same work at every call in a phase, so that a GPU can record and repeat it: it
+    draws nothing from a generator of the CPU, counts nothing in Python and waits for no number. It is not inherited."""
+    phase: Hashable = ""
+    """What steps do now, where they do not do the same in all epochs."""
+    steps: int = 0
+    """Steps taken in this round, which the loop counts."""
+
+    def __init_subclass__(cls) -> None:
+        cls.replayable = cls.__dict__.get("replayable", False)
 
     def __init__(self, ctx: ClientContext[S]) -> None:
         self.ctx = ctx
@@ -332,6 +342,8 @@ class Method(ABC, Generic[S, U]):
 
 class AveragingTrainer(ClientTrainer[ServerState, Update]):
     """A client half that sends its weights; all else is the default."""
+
+    replayable = True
 
     def update(self) -> Update:
         return Update(weights_of(self.model))

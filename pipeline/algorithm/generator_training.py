@@ -235,6 +235,7 @@ class BMTrainer(ClientTrainer[BMState, Update]):
                 ctx.model.get_buffer(name).copy_(self.kept[name])
         super().__init__(ctx)
         self.source = self._source() if any(k.startswith(GENERATOR) for k in self.kept) else None
+        self.replayable = self.source is None  # its images are drawn by a generator of the CPU
 
     def _source(self) -> ImageSource:
         generator, concepts_CMD = below(GENERATOR, self.kept), self.kept[CONCEPTS]

@@ -52,8 +52,22 @@ def rebuild(message: M, leaf: Callable[[str, Tensor], Any], path: str = "") -> M
 
 
 def to(message: M, device: torch.device | str) -> M:
-    """Return the message with every tensor on ``device``."""
-    return rebuild(message, lambda _, t: t.to(device))
+    """Return the message with every tensor on ``device``. All that move of one type move in one copy, and lie one
+    behind the other there: a GPU is waited for at every copy.
+    """
+    device = torch.device(device)
+    alike: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+    for path, t in tensors(message):
+        if t.device.type != device.type:
+            alike.setdefault((t.dtype, t.device), {})[path] = t.detach()
+    moved = dict[str, Tensor]()
+    for parts in alike.values():
+        flat = joined(list(parts.values()))
+        if flat is None:
+            flat = torch.cat([t.reshape(-1) for t in parts.values()])
+        split = torch.split(flat.to(device), [t.numel() for t in parts.values()])
+        moved |= {path: part.view(t.shape) for (path, t), part in zip(parts.items(), split, strict=True)}
+    return rebuild(message, lambda path, t: moved.get(path, t))
 
 
 def nbytes(message: object) -> int:

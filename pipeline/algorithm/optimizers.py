@@ -35,12 +35,14 @@ SGD = without_compiler(torch.optim.SGD)
 def make(
     options: OptimizerOptions, parameters: Iterable[Tensor], lr: float | None = None, round_: int = 1
 ) -> torch.optim.Optimizer:
-    """Return the optimizer over ``parameters``. lr: in place of the options' rate, which ``in_round`` has decayed; it
-    is decayed here, as in round ``round_``.
+    """Return the optimizer over ``parameters``, all on one device. lr: in place of the options' rate, which
+    ``in_round`` has decayed; it is decayed here, as in round ``round_``.
     """
     rate = options.lr if lr is None else lr * options.lr_decay ** (round_ - 1)
     if options.name == "adam":
-        return Adam(parameters, lr=rate, weight_decay=options.weight_decay, fused=True)
+        parameters = list(parameters)
+        recordable = all(p.is_cuda for p in parameters)  # in a CUDA graph (pipeline/training/cuda_graphs.py)
+        return Adam(parameters, lr=rate, weight_decay=options.weight_decay, fused=True, capturable=recordable)
     return SGD(parameters, lr=rate, momentum=options.momentum, weight_decay=options.weight_decay, fused=True)
 
 

@@ -34,8 +34,8 @@ class OptimizerOptions:
     skip_zero_rows: bool = True
     """Do not compute rows whose loss and gradient are zero (unlabeled ones). Same mathematics."""
     microbatch_tokens: int = 1024
-    """Sort a mini-batch by length and cut it into pieces of at most this many padded positions (of sparse rows: 64
-    times as many), whose gradients add up; 0: one piece. Same mathematics."""
+    """Sort a mini-batch by length and cut it into pieces of at most this many padded positions (of sparse rows, and on
+    a GPU: 64 times as many), whose gradients add up; 0: one piece. Same mathematics."""
     lookup_dropout: bool = True
     """Draw dropout masks from random bytes through a table instead of ``bernoulli_`` (CPU). Same distribution."""
     onednn: bool = False

@@ -45,10 +45,13 @@ class AlignUpdate(Update):
 
 
 class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
+    replayable = True
+    phase: tuple[str, ...] = ("theta", "omega")
+    """Turns that a step takes."""
+
     def __init__(self, ctx: ClientContext[AlignState], method: FedAlign) -> None:
         self.method, self.refresh = method, method.refresh
         self.pseudo_C = torch.zeros_like(ctx.card.identified_C)
-        self.turns: tuple[str, ...] = ("theta", "omega")
         super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -77,7 +80,7 @@ class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
                 ("theta", "round"),
             )
             for turn, self.refresh in passes * count:
-                self.turns = (turn,)
+                self.phase = (turn,)
                 yield turn
         else:
             yield from [""] * count
@@ -85,7 +88,7 @@ class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
     def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         if not self.method.alternating:
             return super().step(micro_batches)
-        for turn in self.turns:
+        for turn in self.phase:
             freeze = self.model.head if turn == "theta" else self.model.encoder
             freeze.requires_grad_(False)
             loss = self.gradients(micro_batches)

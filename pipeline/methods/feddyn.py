@@ -39,6 +39,8 @@ class DynState(ServerState):
 
 
 class DynTrainer(ClientTrainer[DynState, Update]):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[DynState], alpha: float) -> None:
         super().__init__(ctx)
         self.alpha = alpha

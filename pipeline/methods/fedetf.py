@@ -22,6 +22,8 @@ from anchorfl.tasks.contract import Batch
 
 
 class FrameTrainer(AveragingTrainer):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
         super().__init__(ctx)
         self.prior_C = log_prior(ctx.card.count_C, gamma).to(ctx.data.y_NC)

@@ -32,6 +32,8 @@ PROTOTYPES = "head.rows"
 class PrototypeTrainer(AveragingTrainer):
     """A client whose prototypes are a buffer of the head: no gradient and no optimizer reaches them."""
 
+    replayable = True
+
     def local_rows(self) -> Tensor:
         """Return per class the mean direction of the client's labeled rows, by the trained encoder in evaluation mode,
         at length 1 [C, D]; zeros where it has none.

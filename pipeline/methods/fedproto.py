@@ -65,6 +65,8 @@ class Nearest(nn.Module):
 
 
 class ProtoTrainer(ClientTrainer[ProtoState, ProtoUpdate]):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[ProtoState], lambda_: float) -> None:
         super().__init__(ctx)
         self.lambda_ = lambda_

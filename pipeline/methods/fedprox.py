@@ -11,6 +11,8 @@ from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, Cl
 
 
 class ProxTrainer(AveragingTrainer):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[ServerState], mu: float) -> None:
         super().__init__(ctx)
         self.mu = mu

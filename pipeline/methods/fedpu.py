@@ -19,6 +19,8 @@ EPS = 1e-6
 
 
 class PositiveUnlabeledTrainer(AveragingTrainer):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[ServerState], lambda_: float, prior: float) -> None:
         super().__init__(ctx)
         self.lambda_ = lambda_ if ctx.objective.kind == "single" else 0.0

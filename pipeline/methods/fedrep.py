@@ -46,6 +46,9 @@ class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
     own, so that neither momentum nor weight decay moves the fixed one.
     """
 
+    replayable = True
+    phase: str
+
     def __init__(self, ctx: ClientContext[ServerState], method: FedRep) -> None:
         super().__init__(ctx)
         self.method = method

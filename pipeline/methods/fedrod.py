@@ -31,6 +31,8 @@ PERSONAL_HEAD = "personal_head."  # the optimizer "personal" has its own part of
 
 
 class TwoHeadsTrainer(AveragingTrainer):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
         zeros = {name: torch.zeros_like(ctx.state.weights[name]) for name in (HEAD_WEIGHT, HEAD_BIAS)}
         head = zeros | below(PERSONAL_HEAD, ctx.memory)

@@ -15,6 +15,8 @@ from anchorfl.tasks.contract import Batch, Card
 
 
 class RestrictedTrainer(AveragingTrainer):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[ServerState], scale_C: Tensor) -> None:
         super().__init__(ctx)
         self.scale_C = scale_C.to(ctx.data.y_NC)

@@ -22,6 +22,8 @@ LAST = "last."
 
 
 class MoonTrainer(AveragingTrainer):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[ServerState], mu: float, tau: float) -> None:
         super().__init__(ctx)
         self.mu, self.tau = mu, tau

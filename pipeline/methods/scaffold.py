@@ -43,15 +43,15 @@ class ControlUpdate(Update):
 
 
 class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[ControlState]) -> None:
         super().__init__(ctx)
         self.total = {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
         self.control = {name: zero.clone() for name, zero in self.total.items()} | below(CONTROL, ctx.memory)
-        self.steps = 0
 
     def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
         loss = super().gradients(micro_batches)
-        self.steps += 1
         for name, p in self.model.named_parameters():
             assert p.grad is not None  # ``ClientTrainer`` starts with zeros
             self.total[name] += p.grad

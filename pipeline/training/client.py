@@ -28,8 +28,9 @@ MESSAGE_ROWS = 1 << 13
 def device_for(gpus: float, *, must: bool = False) -> torch.device:
     """Return the device of a process with this GPU share, which on a GPU limits itself to its part of the memory.
 
-    Float32 then is float32 in convolutions, too (cuDNN's default rounds their factors to 10 bits). must: InputError
-    where there is no GPU; otherwise the CPU, since Ray's GPUs may be logical ones, which a node was started with.
+    Float32 then is float32 in convolutions, too (cuDNN's default rounds their factors to 10 bits), and their sums have
+    one order, so that a seed gives one result. must: InputError where there is no GPU; otherwise the CPU, since Ray's
+    GPUs may be logical ones, which a node was started with.
     """
     if gpus <= 0 or not (must or torch.cuda.is_available()):
         return CPU
@@ -39,6 +40,7 @@ def device_for(gpus: float, *, must: bool = False) -> torch.device:
             " and server_gpus to 0, or install torch for CUDA"
         )
     torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
     torch.cuda.set_per_process_memory_fraction(min(1.0, gpus))
     return torch.device("cuda")
 

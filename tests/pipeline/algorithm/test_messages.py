@@ -78,6 +78,16 @@ def test_what_is_no_tensor_is_a_type_error_that_names_it(use, field):
         use(Outer({"a": torch.ones(1)}, {"bad": field}))
 
 
+def test_tensors_of_a_type_move_to_another_device_as_one():
+    moved = messages.to(example(), "meta")
+    alike = [t for _, t in messages.tensors(moved) if t.dtype == torch.float32]
+    assert [(p, t.shape, t.dtype) for p, t in messages.tensors(moved)] == [
+        (p, t.shape, t.dtype) for p, t in messages.tensors(example())
+    ]
+    assert len(alike) > 1
+    assert all(t.untyped_storage()._cdata == alike[0].untyped_storage()._cdata for t in alike)
+
+
 def test_rebuild_and_to_keep_the_shape_of_the_tree():
     doubled = messages.rebuild(example(), lambda path, t: t if path == "inner/flag" else 2 * t)
     assert isinstance(doubled.inner, Inner)
