@@ -6,9 +6,9 @@
     python -m benchmarks.bench_engine --cases shared-8            # one of them
 
 Every measurement is a process of its own, with a Ray of its own; ``--repeats`` goes round all of them in turn, so that
-what else the machine does falls on all alike. Per case: seconds of a round (least and median, without the first),
-seconds from the start of the process to the end of round 1, and memory (PSS) of all processes at the end. Writes
-``--out``, JSON with every reading, the machine and the versions.
+what else the machine does falls on all alike. Per case: seconds of a round (least and median, without the first), CPU
+seconds of all processes for one, seconds from the start of the process to the end of round 1, and memory (PSS) of all
+processes at the end. Writes ``--out``, JSON with every reading, the machine and the versions.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Case:
     megabytes: str
     """Of weights, each way."""
     actors: int
-    """0 for this process alone."""
+    """0 for this process alone, or with forked workers."""
     rounds: int = 30
+    forks: int = 0
 
 
 CASES = {
@@ -58,6 +59,10 @@ CASES = {
         Case("shared-20-large", 20, 20, "44", 2, 10),
         Case("shared-100", 100, 1000, "1.94", 2, 15),
         Case("own-8", 8, 8, "1.94", 8),
+        Case("forked-8", 8, 8, "1.94", 0, forks=2),
+        Case("forked-8-small", 8, 8, "0.1", 0, forks=2),
+        Case("forked-20-large", 20, 20, "44", 0, 10, forks=2),
+        Case("forked-100", 100, 1000, "1.94", 0, 15, forks=2),
     )
 }
 BESIDE = {
@@ -72,23 +77,32 @@ def clients_of(case: Case, round_: int) -> list[int]:
     return sorted((round_ * case.clients + i) % case.population for i in range(case.clients))
 
 
+def cpu_seconds() -> float:
+    """Return the CPU seconds so far of this process and all below it."""
+    me = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (me, *me.children(recursive=True)))
+
+
 def run_case(case: Case) -> None:
     """Report the seconds of every round, those from the start of this process to the end of round 1, bytes sent to a
     client, and memory.
     """
     from benchmarks.no_op import no_op_executor
 
-    executor = no_op_executor(case.population, case.clients, case.megabytes, case.actors)
-    taken, first, size = [], 0.0, 0
+    executor = no_op_executor(case.population, case.clients, case.megabytes, case.actors, case.forks)
+    taken, first, size, cpu = [], 0.0, 0, 0.0
     try:
         executor.warm_up(clients_of(case, 1))  # as the round loop does
         for round_ in range(1, case.rounds + 1):
             began = time.perf_counter()
             outcome = executor.round(round_, clients_of(case, round_), lambda busy, done, failed: None)
             taken.append(time.perf_counter() - began)
+            if round_ == SETTLED:
+                cpu = cpu_seconds()
             first = first or time.time() - psutil.Process().create_time()
             size = outcome.bytes_down // case.clients
-        report(case.name, seconds=taken, first=first, bytes=size, pss=pss())
+        cpu = (cpu_seconds() - cpu) / (case.rounds - SETTLED)
+        report(case.name, seconds=taken, first=first, bytes=size, pss=pss(), cpu=cpu)
     finally:
         executor.close()
 
@@ -109,16 +123,18 @@ def commands(names: Iterable[str], flower: str, pfl: str) -> dict[str, list[str]
 def table(readings: dict[str, list[dict[str, Any]]]) -> str:
     """Return the medians over the repeats, as Markdown."""
     lines = [
-        "| | MB | round, least (ms) | median (ms) | start to end of round 1 (s) | memory, PSS (MB) |",
-        "|---|---|---|---|---|---|",
+        "| | MB | round, least (ms) | median (ms) | CPU (ms) | start to end of round 1 (s) | memory, PSS (MB) |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, each in readings.items():
         rounds = [s for one in each for s in one["seconds"][SETTLED:]]
         first = statistics.median(one["first"] for one in each)
         memory = statistics.median(one["pss"] for one in each)
         size = each[0]["bytes"] / MEGABYTE
+        cpu = f"{1e3 * statistics.median(one['cpu'] for one in each):.1f}" if "cpu" in each[0] else ""
         lines.append(
-            f"| {name} | {size:.2f} | {1e3 * min(rounds):.1f} | {1e3 * statistics.median(rounds):.1f} | {first:.1f}"
+            f"| {name} | {size:.2f} | {1e3 * min(rounds):.1f} | {1e3 * statistics.median(rounds):.1f} | {cpu}"
+            f" | {first:.1f}"
             f" | {memory / MEGABYTE:,.0f} |"
         )
     return "\n".join(lines)

@@ -14,12 +14,11 @@ from anchorfl.pipeline.algorithm.contract import (
     ServerState,
     Update,
 )
-from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
-from anchorfl.pipeline.execution.executor import Executor, SerialExecutor
-from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.options import TaskOptions
 
@@ -51,19 +50,24 @@ class NoOpTrainer(AveragingTrainer):
         return ()
 
 
-def no_op_executor(population: int, clients: int, megabytes: str, actors: int) -> Executor:
-    """Return an executor; each client has one or two digits. megabytes: of ``SIZES``; actors: 0 for this process."""
+def no_op_executor(population: int, clients: int, megabytes: str, actors: int = 0, forks: int = 0) -> Executor:
+    """Return an executor; each client has one or two digits. megabytes: of ``SIZES``; actors or forks: workers, none
+    for this process alone.
+    """
     e = Experiment(
         task=TaskOptions(name="digits", partition="iid", clients=population, min_count=1),
         method=NoOp(),
         model=SIZES[megabytes],
         federation=FederationOptions(clients_per_round=clients, epochs=1),
         cluster=ClusterOptions(
-            executor="ray" if actors else "serial", clients_per_actor=-(-population // actors) if actors else 0
+            executor="ray" if actors else "forked" if forks else "serial",
+            clients_per_actor=-(-population // actors) if actors else 0,
+            max_concurrent_clients=forks,
         ),
         tracking=TrackingOptions(uri="none"),
     )
     if actors:
+        from anchorfl.pipeline.cluster import ray_cluster  # the other ways need no Ray
+
         ray_cluster.start(e.cluster)
-    run_spec = make_run_spec(e, lambda line: None)
-    return RayExecutor(run_spec) if actors else SerialExecutor(run_spec)
+    return executor_for(make_run_spec(e, lambda line: None))

@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     check_idle(typed_options(overrides), experiments)
     if len(presets) > 1 and experiments[0].output:
         raise InputError("--output names one folder: give it with one preset at a time")
-    if len({experiment.cluster.address for experiment in experiments if experiment.cluster.executor == "ray"}) > 1:
+    if len({experiment.cluster.address for experiment in experiments if experiment.cluster.uses_ray}) > 1:
         raise InputError("the presets differ in cluster.address: run them one at a time, or give --cluster.address")
     return _train([run.name for run in runs], experiments)
 
@@ -66,7 +66,7 @@ def _train(names: list[str], experiments: list[Experiment]) -> int:
         raw_folder(task_of(experiment.task), experiment.task)
     folders = []
     with ExitStack() as stack:
-        clusters = [experiment.cluster for experiment in experiments if experiment.cluster.executor == "ray"]
+        clusters = [experiment.cluster for experiment in experiments if experiment.cluster.uses_ray]
         actor_pools = None
         if clusters:
             from anchorfl.pipeline.cluster import ray_cluster

@@ -92,7 +92,7 @@ def prepare(arguments: list[str]) -> int:
 
     experiment = _experiment(arguments)
     began, task = time.perf_counter(), task_of(experiment.task)
-    if experiment.cluster.executor == "ray":
+    if experiment.cluster.uses_ray:
         from anchorfl.pipeline.cluster import ray_cluster
 
         with ray_cluster.session(experiment.cluster):

@@ -12,8 +12,10 @@ from anchorfl.tasks.files import object_store
 class ClusterOptions:
     """Options of the processes. None changes a result, but for GPUs, which round otherwise and draw other masks."""
 
-    executor: Literal["ray", "serial"] = "ray"
-    """``ray``: client actors and a server actor; ``serial``: all in this process (debugger, tests, reference)."""
+    executor: Literal["ray", "forked", "serial", "auto"] = "ray"
+    """``ray``: client actors and a server actor; ``forked``: the server in this process, clients in forked workers of
+    this machine; ``serial``: all in this process (debugger, tests, reference); ``auto``: ``ray`` with an ``address``,
+    else ``forked``."""
     address: str = ""
     """Empty: a Ray of its own on loopback; ``auto``: the running cluster; or an address for ``ray.init``."""
     clients_per_actor: int = 0
@@ -44,6 +46,11 @@ class ClusterOptions:
     backup: str = ""
     """URI below which a copy of the run folder is kept up to date, under the folder's name: ``s3://bucket/runs``,
     ``gs://...`` or the absolute path of a folder; empty: no copy."""
+
+    @property
+    def uses_ray(self) -> bool:
+        """True where server and clients are Ray actors."""
+        return self.executor == "ray" or (self.executor == "auto" and bool(self.address))
 
     def __post_init__(self) -> None:
         if self.backup:

@@ -60,7 +60,7 @@ class Experiment:
             )
         if self.federation.deadline and (self.cluster.executor == "serial" or self.federation.batched_clients):
             raise ValueError(
-                "federation.deadline needs client actors, which can be ended: set cluster.executor to 'ray' and"
+                "federation.deadline needs processes that can be ended: set cluster.executor to 'ray' or 'forked', and"
                 " federation.batched_clients to false, or leave the deadline out"
             )
         least = quorum_size(self.federation.quorum, self.selected_clients)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def executor_for(run_spec: RunSpec, actor_pool: Callable[[], ActorPool] | None = None) -> Executor:
-    """Return the executor that a run's options ask for: batched, client by client in this process, or on Ray actors.
+    """Return the executor that a run's options ask for: batched, client by client in this process, in forked
+    workers, or on Ray actors.
 
     actor_pool: gives the pool to share with other runs, called only where the run needs one; None: a pool of its own.
     """
@@ -23,6 +24,10 @@ def executor_for(run_spec: RunSpec, actor_pool: Callable[[], ActorPool] | None =
         return BatchedExecutor(run_spec)
     if experiment.cluster.executor == "serial":
         return SerialExecutor(run_spec)
+    if not experiment.cluster.uses_ray:
+        from anchorfl.pipeline.execution.forked_executor import ForkedExecutor
+
+        return ForkedExecutor(run_spec)
     from anchorfl.pipeline.execution.ray_executor import RayExecutor  # runs in this process need no Ray
 
     return RayExecutor(run_spec, None if actor_pool is None else actor_pool())

@@ -66,7 +66,7 @@ def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: Actor
         stack.enter_context(lock_run(folder))
         if experiment.cluster.backup:
             check_backup_owner(backup_uri(experiment.cluster.backup, folder), folder, log)
-        if experiment.cluster.executor == "ray":
+        if experiment.cluster.uses_ray:
             from anchorfl.pipeline.cluster import ray_cluster, ray_watch  # serial runs need no Ray
 
             command = shlex.join(["anchorfl", "resume", str(folder)])

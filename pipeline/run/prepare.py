@@ -122,7 +122,7 @@ def _check_aggregation(experiment: Experiment) -> None:
 
 def prepare_data(experiment: Experiment, log: Log) -> Prepared:
     """Return the data of an experiment, from the cache or made now."""
-    engine = "ray" if experiment.cluster.executor == "ray" else "local"
+    engine = "ray" if experiment.cluster.uses_ray else "local"
     task = task_of(experiment.task)
     return prepare(task, experiment.task, experiment.seed, engine=engine, log=log)  # type: ignore[arg-type]
 

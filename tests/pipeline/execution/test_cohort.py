@@ -240,7 +240,7 @@ def test_faults_add_up_over_rounds(experiment, tmp_path, monkeypatch, capsys):
         ("federation", {"retries": -1}, "federation.retries = -1: must be at least 0"),
         ("federation", {"deadline": float("inf")}, "federation.deadline = inf: must be at least 0"),
         ("federation", {"backup_fraction": -0.5}, "federation.backup_fraction = -0.5: must be at least 0"),
-        ("federation", {"deadline": 5.0}, "federation.deadline needs client actors"),
+        ("federation", {"deadline": 5.0}, "federation.deadline needs processes that can be ended"),
         ("cluster", {"checkpoint_every": 0}, "cluster.checkpoint_every = 0: must be at least 1"),
         ("cluster", {"keep_checkpoints": 0}, "cluster.keep_checkpoints = 0: must be at least 1"),
     ],

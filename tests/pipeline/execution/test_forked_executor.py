@@ -1,0 +1,270 @@
+"""Forked workers: the bits of one process, whatever fails in them or ends them, and nothing left of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.factory import executor_for
+from anchorfl.pipeline.execution.forked_executor import ForkedExecutor, worker_count
+from anchorfl.pipeline.execution.worker_host import WorkerHost
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.errors import QuorumError
+from anchorfl.tasks.errors import InputError, PreparedDataError
+from tests.faulty import KINDS, Faulty
+from tests.runs import interrupted_before, nobody, quiet
+
+ALL = [0, 1, 2, 3]
+
+
+def forked(e, **cluster):
+    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="forked", **cluster))
+
+
+def summary(executor, clients):
+    """Return all that a checkpoint would hold, as checksums, and the scores."""
+    scores = executor.scores(["validation", "test"])
+    return (
+        messages.checksum(executor.snapshot()),
+        [messages.checksum(executor.memory(c)) for c in clients],
+        {split: {name: float(value) for name, value in s.values.items()} for split, s in scores.items()},
+    )
+
+
+@pytest.fixture
+def opened():
+    """Return a maker of executors, which are closed."""
+    made = []
+
+    def make(run_spec):
+        made.append(executor_for(run_spec))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_bits_of_one_process(experiment, opened, method):
+    """Weights, the memories of all clients and scores, after two rounds; with a memory that a client keeps."""
+    e = experiment(method, optimizer={"state": "keep"})
+    alone, workers = SerialExecutor(make_run_spec(e, quiet)), opened(make_run_spec(forked(e), quiet))
+    assert isinstance(workers, ForkedExecutor)
+    for number in (1, 2):
+        a, b = (executor.round(number, range(3), nobody) for executor in (alone, workers))
+        assert (a.answered, a.loss, a.bytes_up, a.bytes_down) == (b.answered, b.loss, b.bytes_up, b.bytes_down)
+        workers.start_next_round(number + 1, range(3))  # what is asked for now is still of this round
+        assert summary(alone, range(4)) == summary(workers, range(4))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_any_number_of_workers_gives_one_result_also_after_an_interruption(experiment, tmp_path, workers):
+    e = experiment("fedalign")
+    expected = run(e, tmp_path / "serial", quiet)
+    e = forked(e, max_concurrent_clients=workers)
+    with interrupted_before(2):
+        run(e, tmp_path / "forked", quiet)
+    got = run(e, tmp_path / "forked", quiet)
+    assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+    metrics = read_records(tmp_path / "forked")[0][-1].metrics
+    assert {"system/server_memory_megabytes", "system/worker_000_memory_megabytes"} <= metrics.keys()
+
+
+# ---- Faults.
+
+
+@pytest.fixture
+def faulty(experiment, tmp_path):
+    """Return a maker of the run of two workers whose clients fail on purpose."""
+    folder = tmp_path / "failures"
+    folder.mkdir()
+
+    def make(clients=(), kind="raise", times=0, **federation):
+        options = {"rounds": 2, "clients_per_round": 4, "epochs": 1} | federation
+        e = forked(experiment("fedavg"), max_concurrent_clients=2)
+        e = dataclasses.replace(e, federation=dataclasses.replace(e.federation, **options))
+        method = Faulty(clients=clients, kind=kind, times=times, folder=str(folder))
+        return dataclasses.replace(
+            make_run_spec(experiment("fedavg"), quiet), experiment=dataclasses.replace(e, method=method)
+        )
+
+    return make
+
+
+def serial(run_spec, *selected):
+    """Return the checksum after rounds of these clients in one process, without a fault."""
+    e = run_spec.experiment
+    plain = dataclasses.replace(
+        e, method=dataclasses.replace(e.method, clients=()), cluster=dataclasses.replace(e.cluster, executor="serial"),
+        federation=dataclasses.replace(e.federation, deadline=0.0),
+    )  # fmt: skip
+    executor = SerialExecutor(dataclasses.replace(run_spec, experiment=plain))
+    for number, clients in enumerate(selected, 1):
+        executor.round(number, clients, nobody)
+    return messages.checksum(executor.snapshot())
+
+
+DEADLY = {"exit": ("crash", "its worker died (exit code 1)"), "hang": ("deadline", "no answer within")}
+
+
+@pytest.mark.parametrize(("kind", "failure"), [*DEADLY.items(), *((k, KINDS[k]) for k in ("raise", "memory", "nan"))])
+def test_a_fault_that_a_retry_mends_changes_no_bit(faulty, opened, kind, failure):
+    run_spec = faulty((2,), kind, 1, **({"deadline": 15.0} if kind == "hang" else {}))
+    executor = opened(run_spec)
+    outcomes = [executor.round(r, ALL, nobody) for r in (1, 2)]
+    assert messages.checksum(executor.snapshot()) == serial(run_spec, ALL, ALL)
+    assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
+    (retried,) = outcomes[0].retried
+    assert (retried.client, retried.kind) == (2, failure[0])
+    assert failure[1] in retried.reason
+
+
+@pytest.mark.parametrize("kind", ["exit", "raise", "nan"])
+def test_a_client_that_keeps_failing_is_left_out_and_is_back_in_the_next_round(faulty, opened, kind):
+    run_spec = faulty((1,), kind, 2)
+    executor = opened(run_spec)
+    first, second = (executor.round(r, ALL, nobody) for r in (1, 2))
+    assert messages.checksum(executor.snapshot()) == serial(run_spec, [0, 2, 3], ALL)
+    assert (first.answered, [f.client for f in first.failed], second.answered) == ((0, 2, 3), [1], (0, 1, 2, 3))
+
+
+def test_a_backup_client_trains_in_place_of_one_that_died(faulty, opened):
+    run_spec = faulty((1,), "exit", 2)
+    executor = opened(run_spec)
+    outcome = executor.round(1, [0, 1], nobody, [3, 2])
+    assert (outcome.answered, outcome.backups) == ((0, 3), (3,))
+    assert messages.checksum(executor.snapshot()) == serial(run_spec, [0, 3])
+
+
+def test_below_the_quorum_the_state_is_as_it_was(faulty, opened):
+    executor = opened(faulty((0, 1, 2), "exit", 2, quorum=0.5))
+    before = messages.checksum(executor.snapshot())
+    with pytest.raises(QuorumError, match=r"1 of 4 selected clients answered"):
+        executor.round(1, ALL, nobody)
+    assert messages.checksum(executor.snapshot()) == before
+
+
+def workers_of(executor):
+    """Return the processes of an executor's workers, which its host has forked."""
+    return psutil.Process(WorkerHost.of_process()._process.pid).children()
+
+
+def test_workers_that_are_killed_between_rounds_are_no_clients_fault(faulty, opened):
+    run_spec = faulty()
+    executor = opened(run_spec)
+    executor.round(1, ALL, nobody)
+    for worker in workers_of(executor):
+        worker.kill()
+    time.sleep(0.1)
+    outcome = executor.round(2, ALL, nobody)
+    assert (outcome.failed, outcome.retried) == ((), ())
+    assert messages.checksum(executor.snapshot()) == serial(run_spec, ALL, ALL)
+
+
+def test_the_host_and_all_its_workers_are_replaced(faulty, opened):
+    """A worker ends with the host; each client of a call that was in flight has one attempt less."""
+    run_spec = faulty()
+    executor = opened(run_spec)
+    executor.round(1, ALL, nobody)
+    os.kill(WorkerHost.of_process()._process.pid, signal.SIGKILL)
+    time.sleep(0.1)
+    executor.round(2, ALL, nobody)
+    assert messages.checksum(executor.snapshot()) == serial(run_spec, ALL, ALL)
+
+
+def test_damaged_prepared_data_end_a_run_and_are_no_clients_fault(faulty, opened, tmp_path):
+    """As soon as a worker reads the file, whatever retries and quorum allow; no call is left."""
+    run_spec = faulty(quorum=0.25, retries=3)
+    copy = Path(shutil.copytree(run_spec.prepared, tmp_path / "copy"))
+    path = copy / "client-00002.parquet"
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    executor = opened(dataclasses.replace(run_spec, prepared=str(copy)))
+    with pytest.raises(PreparedDataError, match=r"client-00002\.parquet is damaged"):
+        executor.round(1, ALL, nobody)
+    assert not any(worker.connection.poll() for worker in executor.workers.values())
+
+
+def test_closing_ends_the_workers(faulty):
+    executor = executor_for(faulty())
+    executor.round(1, ALL, nobody)
+    executor.start_next_round(2, ALL)
+    assert len(workers_of(executor)) == 2
+    executor.close()
+    assert not workers_of(executor)
+
+
+KILLED = """
+import sys, os, signal, psutil
+from anchorfl import read_preset
+from dataclasses import replace
+from anchorfl.pipeline.execution.factory import executor_for
+from anchorfl.pipeline.execution.worker_host import WorkerHost
+from anchorfl.pipeline.run.prepare import make_run_spec
+e = read_preset("digits/fedavg")
+e = replace(e, cluster=replace(e.cluster, executor="forked"))
+executor = executor_for(make_run_spec(e, lambda line: None))
+executor.round(1, range(2), lambda *counts: None)
+host = psutil.Process(WorkerHost.of_process()._process.pid)
+print(host.pid, *(child.pid for child in host.children()), flush=True)
+executor.start_next_round(2, range(2))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_driver_that_is_killed_leaves_no_process():
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    left = [int(word) for word in done.stdout.split()]
+    assert len(left) >= 2
+    until = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in left) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [pid for pid in left if psutil.pid_exists(pid)] == []
+
+
+# ---- Options.
+
+
+def test_auto_is_forked_without_an_address_and_ray_with_one(experiment, opened):
+    assert not ClusterOptions(executor="auto").uses_ray
+    assert ClusterOptions(executor="auto", address="auto").uses_ray
+    assert isinstance(opened(make_run_spec(forked(experiment("fedavg")), quiet)), ForkedExecutor)
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "count"),
+    [
+        ({"max_concurrent_clients": 3}, 10, 3),
+        ({"max_concurrent_clients": 3}, 2, 2),
+        ({"max_concurrent_clients": 8, "clients_per_actor": 5}, 10, 2),
+    ],
+)
+def test_as_many_workers_as_clients_train_at_a_time(options, clients, count):
+    assert worker_count(ClusterOptions(**options), clients) == count
+
+
+def test_a_share_of_a_gpu_that_is_not_there_is_refused(experiment):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this torch sees a GPU")
+    with pytest.raises(InputError, match="of a GPU is asked for"):
+        executor_for(make_run_spec(forked(experiment("fedavg"), client_gpus=0.5), quiet))
