@@ -140,7 +140,7 @@ def _split(arguments: list[str]) -> tuple[str, argparse.Namespace, list[str]]:
 
 def _nodes(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[Node], InFreshProcess]:
     """Return the nodes that runs would use, and what runs something there in a fresh process."""
-    if experiment.cluster.executor == "serial":
+    if not experiment.cluster.uses_ray:
         devices = 0 if cpu else torch.cuda.device_count()
         node = Node(memory_probe.own_cpus(), (1.0,) * devices, float(memory_probe.free_memory()))
         return [node], memory_probe.in_fresh_process

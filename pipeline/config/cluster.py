@@ -52,6 +52,11 @@ class ClusterOptions:
         """True where server and clients are Ray actors."""
         return self.executor == "ray" or (self.executor == "auto" and bool(self.address))
 
+    @property
+    def forks(self) -> bool:
+        """True where clients are in forked workers."""
+        return self.executor != "serial" and not self.uses_ray
+
     def __post_init__(self) -> None:
         if self.backup:
             object_store.check_location(self.backup, "cluster.backup")

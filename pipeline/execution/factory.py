@@ -24,7 +24,7 @@ def executor_for(run_spec: RunSpec, actor_pool: Callable[[], ActorPool] | None =
         return BatchedExecutor(run_spec)
     if experiment.cluster.executor == "serial":
         return SerialExecutor(run_spec)
-    if not experiment.cluster.uses_ray:
+    if experiment.cluster.forks:
         from anchorfl.pipeline.execution.forked_executor import ForkedExecutor
 
         return ForkedExecutor(run_spec)

@@ -126,7 +126,6 @@ class ForkedExecutor(InProcess):
         if experiment.cluster.client_gpus:
             self.gpus = worker_gpus(experiment.cluster)[: self.count]
             self.count = len(self.gpus)
-        WorkerHost.of_process()  # it imports while this process goes on
         self.rows = run_spec.data().cards().rows
         self.dispatch = self._dispatch(several=not self.federation.deadline)
         self.workers: dict[int, _Worker] = {}

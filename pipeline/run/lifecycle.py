@@ -72,6 +72,10 @@ def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: Actor
             command = shlex.join(["anchorfl", "resume", str(folder)])
             stack.enter_context(ray_watch.if_ray_dies(command, folder / CONFIG, lambda: note_failed(folder)))
             stack.enter_context(ray_cluster.session(experiment.cluster))
+        elif experiment.cluster.forks:
+            from anchorfl.pipeline.execution.worker_host import WorkerHost
+
+            WorkerHost.of_process()  # it imports torch while data are prepared
         run_spec = make_run_spec(experiment, log)
         executor = _executor(run_spec, actor_pools)
         stack.callback(executor.close)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 from ray.util import get_current_placement_group
 
@@ -67,10 +68,10 @@ class TrialContext:
 
 
 def bundles(cluster: ClusterOptions, options: SweepOptions) -> list[dict[str, float]]:
-    """Return the resources of a trial: for the serial executor its own process; else nothing for the trial's process,
-    then the server, then every client slot.
+    """Return the resources of a trial: without Ray actors its own process; else nothing for the trial's process, then
+    the server, then every client slot.
     """
-    if cluster.executor == "serial":
+    if not cluster.uses_ray:
         return [{"CPU": options.cpus}]
     server = {"CPU": min(SERVER_CPUS, options.cpus / 2)} | _gpu(cluster.server_gpus)
     each = int(1e4 * (options.cpus - server["CPU"]) / options.slots) / 1e4
@@ -187,10 +188,21 @@ def _start(run_spec: RunSpec, folder: Path, written: Experiment, stack: ExitStac
     if uri:
         restore_if_ahead(uri, folder, _log)
     set_aside(folder, written, uri, _log)
-    executor = executor_for(run_spec, _actor_pool)
+    executor = executor_for(_within_share(run_spec), _actor_pool)
     stack.callback(executor.close)
     write_config(folder, written)
     return executor, Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
+
+
+def _within_share(run_spec: RunSpec) -> RunSpec:
+    """Return a run of which no more workers are forked than this trial has CPUs."""
+    cluster = run_spec.experiment.cluster
+    if not cluster.forks or cluster.max_concurrent_clients:
+        return run_spec
+    assigned = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+    cpus = assigned.get("CPU", 1.0)
+    cluster = replace(cluster, max_concurrent_clients=max(1, int(cpus)))
+    return replace(run_spec, experiment=replace(run_spec.experiment, cluster=cluster))
 
 
 def _actor_pool() -> ActorPool:
