@@ -122,21 +122,25 @@ LARGEST_RATIO = 1e4
 
 
 NORM_VALUES = 1 << 16
-"""Values that are widened at a time: a copy of the whole takes fresh memory, which is ten times the work."""
+"""Values whose squares are summed at a time in their own type."""
 
 
 def norm_of(weights: Mapping[str, Tensor]) -> float:
-    """Return the L2 norm of all float tensors at once, in float64. BatchNorm's statistics are float tensors and count.
+    """Return the L2 norm of all float tensors at once, to four digits. BatchNorm's statistics are float tensors and
+    count.
 
-    It cannot overflow: float32's largest value has a square of 1e77.
+    It does not overflow: squares that do are those of float64, where float32's largest value has one of 1e77.
     """
     floats = [value for value in weights.values() if value.is_floating_point()]
     whole = joined(floats) if floats else None
     square = 0.0
     for value in floats if whole is None else [whole]:
         for part in torch.split(value.reshape(-1), NORM_VALUES):
-            wide = part.double()
-            square += float(wide.dot(wide))
+            here = float(part.dot(part))
+            if not math.isfinite(here):
+                wide = part.double()
+                here = float(wide.dot(wide))
+            square += here
     return math.sqrt(square)
 
 

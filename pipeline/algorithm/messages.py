@@ -61,6 +61,8 @@ def to(message: M, device: torch.device | str) -> M:
         if t.device.type != device.type:
             alike.setdefault((t.dtype, t.device), {})[path] = t.detach()
     moved = dict[str, Tensor]()
+    if not alike:
+        return rebuild(message, lambda _, t: t)
     for parts in alike.values():
         flat = joined(list(parts.values()))
         if flat is None:

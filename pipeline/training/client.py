@@ -67,6 +67,8 @@ class ClientRunner:
         broadcast, memory = messages.to(broadcast, self.device), messages.to(memory or self.first_memory, self.device)
         client_message = messages.to(client_message or {}, self.device)
         result = fit(self.training, self.model, card, rows, broadcast, memory, round_, client_message)
+        if self.device == CPU:
+            return result
         return replace(result, update=messages.to(result.update, CPU), memory=messages.to(result.memory, CPU))
 
     @cached_property
