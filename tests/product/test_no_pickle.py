@@ -21,9 +21,17 @@ WORDS = {"allow_pickle": False, "shell": False, "trust_remote_code": False, "wei
 """Keyword arguments that must have this value, written out, where they are given."""
 ALLOWED = {
     (
+        "pipeline/execution/forked_executor.py",
+        "cloudpickle",
+    ): "what the driver writes for the workers that it starts",
+    (
         "pipeline/execution/memory_probe.py",
         "pickle",
     ): "bytes of a pipe between this process and the child that it has just started",
+    (
+        "pipeline/execution/worker.py",
+        "pickle",
+    ): "what the driver that started the worker wrote, in memory without a name that no other process can open",
     (
         "tuning/clusters/check.py",
         "yaml.load",
