@@ -11,10 +11,11 @@ client per class have ten clients; FedBM does without a text encoder.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -56,7 +57,8 @@ def _quiet(line: str) -> None:
 def in_topology(e: Experiment, name: str, folder: Path, pools: ActorPools) -> str:
     """Run, or go on in a folder, and return the checksum of the weights."""
     cluster = replace(ClusterOptions(), **TOPOLOGIES[name])
-    return run(replace(e, cluster=cluster), folder, _quiet, pools).checksum
+    with redirect_stdout(io.StringIO()):  # its progress
+        return run(replace(e, cluster=cluster), folder, _quiet, pools).checksum
 
 
 def stopped(e: Experiment, name: str, folder: Path, pools: ActorPools) -> None:

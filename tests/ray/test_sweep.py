@@ -44,12 +44,15 @@ def whole(experiment, tmp_path_factory, one_ray):
 
 @pytest.mark.apart
 def test_trials_are_runs(preset, whole):
-    """Serial or on actors, for four clients: the same scores; and each seed of a trial is bit for bit the run that its
-    options make. Trials never score the test split; the final runs do, once.
+    """Serial, on actors or in forked workers, for four clients: the same scores; and each seed of a trial is bit for
+    bit the run that its options make. Trials never score the test split; the final runs do, once.
     """
     e = read_preset(preset())
     assert main(["sweep", "toy.toml", *SPACE, *SHORT, "--trials", "2", "--finals", "1", "--output", "a"]) == 0
     assert scores("a") == scores(whole / "s")[:2]
+    forked = ["--cluster.executor", "forked", "--cpus", "2", "--trials", "1", "--finals", "0", "--output", "b"]
+    assert main(["sweep", "toy.toml", *SPACE, *SHORT, *forked]) == 0
+    assert scores("b") == scores("a")[:1]
     assert [e.status for e in trials("a")] == ["finished"] * 2
     trial = trials("a")[1]
     e = dataclasses.replace(
