@@ -31,11 +31,11 @@ from anchorfl.pipeline.execution.shared_memory import Placed, SharedMemory
 from anchorfl.pipeline.execution.worker import FitReply, FitRequest, InitialMessageRequest, OpenRequest, ScoresRequest
 from anchorfl.pipeline.execution.worker_host import WorkerHost
 from anchorfl.pipeline.training.client import device_for
-from anchorfl.pipeline.training.errors import FaultKind, QuorumError, RejectedError, fault_kind
+from anchorfl.pipeline.training.errors import FaultKind, QuorumError, RejectedError
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
-from anchorfl.tasks.errors import InputError, PreparedDataError, first_line
+from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -281,7 +281,7 @@ class ForkedExecutor(InProcess):
                         raise reply
                     else:
                         self._end(call.slot)
-                        self._fail(call, cohort, first_line(reply), fault_kind(reply))
+                        self._fail(call, cohort, *reply)
                 for connection, call in list(running.items()):
                     if time.monotonic() >= call.until:
                         del running[connection]

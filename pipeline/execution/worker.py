@@ -106,7 +106,9 @@ class Worker:
         self.round = -1
 
     def serve(self) -> None:
-        """Answer calls with (True, answer) or (False, exception), until there are no more."""
+        """Answer calls, until there are no more, with (True, answer) or (False, fault): damaged data, which are no
+        client's fault, as the exception, and any other as (reason, kind).
+        """
         answers: dict[type, Callable[[Any], object]] = {
             FitRequest: self.fit,
             ScoresRequest: self.scores,
@@ -123,8 +125,8 @@ class Worker:
                 except BrokenPipeError:
                     raise
                 except Exception as error:  # whose fault it is, the driver knows
-                    known = isinstance(error, (PreparedDataError, MemoryError))
-                    self.connection.send((False, error if known else RuntimeError(first_line(error))))
+                    damaged = isinstance(error, PreparedDataError)
+                    self.connection.send((False, error if damaged else (first_line(error), fault_kind(error))))
 
     @cached_property
     def runner(self) -> ClientRunner:

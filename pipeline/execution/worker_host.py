@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
@@ -43,6 +44,7 @@ class WorkerHost:
                 env=HUGE_PAGES | os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )  # fmt: skip
         self._count = 0
+        self._lock = threading.Lock()  # runs of several threads share the host
 
     @classmethod
     def of_process(cls) -> WorkerHost:
@@ -58,19 +60,21 @@ class WorkerHost:
         OSError where the host is gone.
         """
         mine, theirs = socket.socketpair()
-        with theirs:
-            self._count += 1
-            socket.send_fds(self._socket, [MESSAGE.pack(FORK, self._count)], [theirs.fileno(), *memory])
-        return self._count, Connection(mine.detach())
+        with theirs, self._lock:
+            self._count = worker = self._count + 1
+            socket.send_fds(self._socket, [MESSAGE.pack(FORK, worker)], [theirs.fileno(), *memory])
+        return worker, Connection(mine.detach())
 
     def kill(self, worker: int) -> None:
         """End a worker, whatever it does."""
-        self._socket.sendall(MESSAGE.pack(KILL, worker))
+        with self._lock:
+            self._socket.sendall(MESSAGE.pack(KILL, worker))
 
     def reap(self, worker: int) -> int:
         """Return the wait status of a worker that has ended. OSError where the host is gone."""
-        self._socket.sendall(MESSAGE.pack(REAP, worker))
-        answer = self._socket.recv(MESSAGE.size, socket.MSG_WAITALL)
+        with self._lock:
+            self._socket.sendall(MESSAGE.pack(REAP, worker))
+            answer = self._socket.recv(MESSAGE.size, socket.MSG_WAITALL)
         if len(answer) < MESSAGE.size:
             raise ConnectionResetError("the process that starts workers is gone")
         status: int = MESSAGE.unpack(answer)[1]

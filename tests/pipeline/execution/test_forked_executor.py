@@ -202,6 +202,14 @@ def test_damaged_prepared_data_end_a_run_and_are_no_clients_fault(faulty, opened
     assert not any(worker.connection.poll() for worker in executor.workers.values())
 
 
+def test_what_goes_wrong_before_a_client_trains_is_said_in_its_words(faulty, opened, monkeypatch):
+    """A method whose options a worker cannot use: the reason and the kind, without a wrapper's name."""
+    executor = opened(faulty(retries=0, quorum=1.0))
+    monkeypatch.setattr(executor, "_fit_request", lambda pending: lambda worker, clients: "no request")
+    with pytest.raises(QuorumError, match=r"client 0: KeyError: <class 'str'>"):
+        executor.round(1, ALL, nobody)
+
+
 def test_closing_ends_the_workers(faulty):
     executor = executor_for(faulty())
     executor.round(1, ALL, nobody)
