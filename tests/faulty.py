@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,3 +93,13 @@ KINDS = {
 """Faults that a process survives: how -> (kind of the failure, part of its reason)."""
 DEADLY = {"exit": ("crash", "actor died"), "hang": ("deadline", "no answer within")}
 """Those that it does not, so that they need client actors."""
+
+
+def with_a_damaged_client(run_spec, folder):
+    """Return the run on a copy of its prepared data in which one bit of client 2's file is another."""
+    copy = Path(shutil.copytree(run_spec.prepared, folder / "copy"))
+    path = copy / "client-00002.parquet"
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    return dataclasses.replace(run_spec, prepared=str(copy))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -25,7 +23,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError, QuorumError
 from anchorfl.tasks.errors import PreparedDataError
-from tests.faulty import DEADLY, KINDS, Faulty
+from tests.faulty import DEADLY, KINDS, Faulty, with_a_damaged_client
 from tests.runs import nobody, on_ray, quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
@@ -264,12 +262,7 @@ def test_a_client_that_ends_its_process_again_and_again_is_left_out_and_nobody_b
 def test_damaged_prepared_data_end_a_run_and_are_no_clients_fault(faulty, tmp_path):
     """As soon as an actor reads the file, whatever retries and quorum allow."""
     run_spec = faulty(quorum=0.25, retries=3)
-    copy = Path(shutil.copytree(run_spec.prepared, tmp_path / "copy"))
-    path = copy / "client-00002.parquet"
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(data)
-    executor = RayExecutor(dataclasses.replace(run_spec, prepared=str(copy)))
+    executor = RayExecutor(with_a_damaged_client(run_spec, tmp_path))
     with pytest.raises(PreparedDataError, match=r"client-00002\.parquet is damaged"):
         executor.round(1, ALL, nobody)
     executor.close()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -26,7 +24,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import QuorumError
 from anchorfl.tasks.errors import InputError, PreparedDataError
-from tests.faulty import KINDS, Faulty
+from tests.faulty import KINDS, Faulty, with_a_damaged_client
 from tests.runs import interrupted_before, nobody, quiet
 
 ALL = [0, 1, 2, 3]
@@ -191,12 +189,7 @@ def test_the_host_and_all_its_workers_are_replaced(faulty, opened):
 def test_damaged_prepared_data_end_a_run_and_are_no_clients_fault(faulty, opened, tmp_path):
     """As soon as a worker reads the file, whatever retries and quorum allow; no call is left."""
     run_spec = faulty(quorum=0.25, retries=3)
-    copy = Path(shutil.copytree(run_spec.prepared, tmp_path / "copy"))
-    path = copy / "client-00002.parquet"
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(data)
-    executor = opened(dataclasses.replace(run_spec, prepared=str(copy)))
+    executor = opened(with_a_damaged_client(run_spec, tmp_path))
     with pytest.raises(PreparedDataError, match=r"client-00002\.parquet is damaged"):
         executor.round(1, ALL, nobody)
     assert not any(worker.connection.poll() for worker in executor.workers.values())
