@@ -99,9 +99,12 @@ class RoundLoop:
     def run(self) -> Tensors:
         """Run what is left of the rounds; return the server's state of the selected round."""
         self._runs_all_rounds = True
-        for _ in self.steps():
-            pass
-        return self.best or self._with_recovery(self.executor.snapshot, "the end")
+        try:
+            for _ in self.steps():
+                pass
+            return self.best or self._with_recovery(self.executor.snapshot, "the end")
+        finally:
+            self.checkpoints.wait()  # however it ends: whoever comes next finds nobody writing
 
     def steps(self) -> Iterator[int]:
         """Run what is left of the rounds; yield each once it is recorded and saved, first the loop's present one."""
@@ -120,6 +123,7 @@ class RoundLoop:
 
     def resume(self) -> None:
         """Go back to the last checkpoint; to the start where there is none."""
+        self.checkpoints.wait()
         self.state, self.best, self._clients_to_save, self._last_saved = LoopState(), {}, set(), 0
         checkpoint = self.checkpoints.load(self.progress.log)
         if checkpoint is None:
@@ -183,7 +187,9 @@ class RoundLoop:
         self.state.seconds += seconds
         # 4. Fetch all that comes from elsewhere, and may be lost there, before the round is written down.
         memories = self._changed_memories(round_, outcome)
-        # 5. Record. A round that is recorded and not saved is computed again after a kill, with the same bits.
+        # 5. Record. A round that is recorded and not saved is computed again after a kill, with the same bits; so that
+        # there is one at most, the round before is saved first.
+        self.checkpoints.wait()
         self._record(round_, outcome, scores, seconds, scoring)
         # 6. Save.
         self._save(round_, server_state, memories)
@@ -250,10 +256,13 @@ class RoundLoop:
         if not self._due(round_, self.experiment.cluster.checkpoint_every):
             return
         selected = {SELECTED: self.best} if self.state.best_round > self._last_saved else {}
-        self.checkpoints.save(round_, memories | selected | {STATE: server_state}, vars(self.state))
+        parts, push = memories | selected | {STATE: server_state}, self.backup.push if self.backup else _nothing
+        if self._runs_all_rounds:
+            self.checkpoints.save_behind(round_, parts, vars(self.state), push)
+        else:
+            self.checkpoints.save(round_, parts, vars(self.state))
+            push()
         self._clients_to_save, self._last_saved = set(), round_
-        if self.backup is not None:
-            self.backup.push()
 
     def _due(self, round_: int, every: int) -> bool:
         """Return whether something that happens every so many rounds, and after the last, happens now."""
@@ -267,6 +276,10 @@ class RoundLoop:
         experiment, cohort = self.experiment, self._cohort(round_)
         fraction = experiment.federation.backup_fraction
         return backup_clients(experiment.task.clients, cohort, fraction, round_, experiment.seed)
+
+
+def _nothing() -> None:
+    """Do nothing: there is no backup."""
 
 
 def _loop_state(checkpoint: Checkpoint) -> LoopState:

@@ -215,8 +215,8 @@ def checkpoint_files(index: bytes | None, where: object) -> dict[str, str]:
 
     Raises InputError where it is damaged.
     """
-    entries = index_of(index, where, "restore it from a copy")["parts"].values() if index else ()
-    return {entry["file"]: entry["sha256"] for entry in entries}
+    files = index_of(index, where, "restore it from a copy")["files"] if index else {}
+    return {name: entry["sha256"] for name, entry in files.items()}
 
 
 def _round_of(index: bytes | None) -> int:

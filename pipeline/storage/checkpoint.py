@@ -1,19 +1,23 @@
 """Checkpoints: a completed round on disk; a kill at any instant leaves the old one or the new one, whole.
 
-Layout of ``<run>/checkpoint/``: ``<part>-<round>.safetensors`` per part (the server's state, the selected model, the
-memory of each client that has one) and ``checkpoint.json``, which names the parts of the last saved round with their
-SHA-256, and has one of its own. A part is written in the rounds in which it changed. ``checkpoint-<round>.json`` is the
-same for rounds before, of which some are kept: where the last one is damaged, the one before is taken. Beside it,
+A checkpoint has parts: the server's state, the selected model, the memory of each client that has one. A part is
+written in the rounds in which it changed. Layout of ``<run>/checkpoint/``: ``state-<round>.safetensors`` and
+``selected-<round>.safetensors``; ``memory-<round>.safetensors``, with the memories that changed in a round; and
+``checkpoint.json``, which says which file holds which parts of the last saved round, with the files' SHA-256, and has
+one of its own. Where clients' later memories leave less than half of a file in use, what is in use moves to the file
+that is written next. ``checkpoint-<round>.json`` is the same for rounds before, of which some are kept: where the last
+one is damaged, the one before is taken. Beside it,
 ``<run>/server_states/<round>.safetensors``: the server's state of the rounds that ``evaluation.save_state_every``
 names, which stay. No pickle is read or written.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +35,20 @@ from anchorfl.tasks.files.folders import sync_folder
 from anchorfl.tasks.files.json_schema import parsed, type_error
 from anchorfl.tasks.files.regular_files import read_text_bytes, regular
 
-FORMAT = 3
+FORMAT = 4
 SERVER_STATES = "server_states"
 """Folder of the kept states."""
 Tensors = dict[str, Tensor]
 
 
-class PartEntry(TypedDict):
-    """A part of a checkpoint, as the index has it."""
+class FileEntry(TypedDict):
+    """A file of a checkpoint, as the index has it."""
 
-    file: str
     sha256: str
+    parts: list[str]
+    """Parts that it holds for this checkpoint; their tensors are named ``<part>/<tensor>``."""
+    written: int
+    """Number of parts that were written to it."""
 
 
 class Index(TypedDict):
@@ -49,7 +56,8 @@ class Index(TypedDict):
 
     format: int
     round: int
-    parts: dict[str, PartEntry]
+    files: dict[str, FileEntry]
+    """By name."""
     notes: dict[str, Any]
     digest: NotRequired[str]
     """Digest of the run's options; earlier versions wrote none."""
@@ -82,6 +90,8 @@ class Checkpoints:
         self._generations: list[set[str]] = []
         self._pinned: set[str] = set()  # files that another thread reads
         self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None  # that saves
+        self._failed: Exception | None = None  # what went wrong in it
 
     def save(self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any]) -> None:
         """Write round ``round_``.
@@ -90,17 +100,52 @@ class Checkpoints:
 
         Order matters: new files first, then the index that names them, then the files that nothing names any more.
         """
+        self.wait()
+        self._save(round_, changed, notes)
+
+    def save_behind(
+        self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any], then: Callable[[], None]
+    ) -> None:
+        """Write round ``round_`` in a thread, after the one that is being written. Nobody may change the tensors.
+
+        then: is called when it is written. What goes wrong is raised by the next ``save``, ``save_behind``, ``load`` or
+        ``wait``.
+        """
+        self.wait()
+        notes = copy.deepcopy(notes)  # the loop goes on with its own
+
+        def work() -> None:
+            try:
+                self._save(round_, changed, notes)
+                then()
+            except Exception as error:
+                self._failed = error
+
+        self._thread = threading.Thread(target=work, name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written; raise what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def _save(self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any]) -> None:
         known, self._generations = self._generations, []  # until all is done: a save that fails leaves files behind
         self.folder.mkdir(parents=True, exist_ok=True)
         before, old = self._last or self._read_index()
-        parts: dict[str, PartEntry] = dict(old["parts"]) if old else {}
+        files = _without(old["files"] if old else {}, changed.keys())
+        groups: dict[str, dict[str, Tensors]] = {}
         for name, part in changed.items():
-            if part:
-                parts[name] = self._write(f"{name}-{round_:06d}.safetensors", part)
-            else:  # clients that keep nothing, thousands of them in a pooled round
-                parts.pop(name, None)
+            if part:  # not clients that keep nothing, thousands of them in a pooled round
+                groups.setdefault(_kind(name), {})[name] = part
+        for kind, parts in groups.items():
+            files = self._write(kind, round_, parts | self._sparse(files, kind, len(parts)), files)
         sync_folder(self.folder)
-        index: Index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes, "digest": self._digest}
+        index: Index = {"format": FORMAT, "round": round_, "files": files, "notes": notes, "digest": self._digest}
         # as ``seal`` has it, and in one line: with line breaks it takes ten times as long
         sealed = json.dumps(index, sort_keys=True)
         text = f'{sealed[:-1]}, "sha256": "{hashlib.sha256(sealed.encode()).hexdigest()}"}}'.encode()
@@ -141,7 +186,7 @@ class Checkpoints:
         """
         with self._lock:
             text, index = self._read_index()
-            self._pinned = {entry["file"] for entry in index["parts"].values()} if index else set()
+            self._pinned = set(index["files"]) if index else set()
         try:
             yield text
         finally:
@@ -159,7 +204,7 @@ class Checkpoints:
         first. before: the name that the index of the round before has now, empty where it is gone; known: their names
         before the save.
         """
-        files = {self.index.name, *(entry["file"] for entry in index["parts"].values())}
+        files = {self.index.name, *index["files"]}
         last, *earlier = known
         moved = last - {self.index.name}
         generations = [files, *([moved | {before}] if before else []), *earlier][: self._kept]
@@ -170,13 +215,13 @@ class Checkpoints:
 
     def _sweep(self, index: Index) -> list[set[str]]:
         """Delete every file that no kept index names; return the names that each does, the last one first."""
-        generations = [{self.index.name, *(entry["file"] for entry in index["parts"].values())}]
+        generations = [{self.index.name, *index["files"]}]
         for before in self._earlier()[: self._kept - 1]:
             try:
-                parts = index_of(before.read_bytes(), before)["parts"]
+                files = index_of(before.read_bytes(), before)["files"]
             except InputError:  # of no use to anybody
                 continue
-            generations.append({before.name, *(entry["file"] for entry in parts.values())})
+            generations.append({before.name, *files})
         named = set[str]().union(*generations, self._pinned)
         for path in self.folder.iterdir():
             if path.name not in named:
@@ -188,6 +233,7 @@ class Checkpoints:
 
         Raises InputError where all are damaged.
         """
+        self.wait()
         errors: list[Exception] = []
         earlier = self._earlier()
         if not earlier and not self.index.exists():
@@ -197,7 +243,9 @@ class Checkpoints:
                 text = read_text_bytes(path)
                 index = index_of(text, path)
                 self._check_digest(index, path)
-                parts = {name: self._read(entry) for name, entry in index["parts"].items()}
+                parts = dict[str, Tensors]()
+                for name, entry in index["files"].items():
+                    parts |= self._read(name, entry)
             except (InputError, FileNotFoundError) as error:
                 errors.append(error)
                 continue
@@ -222,13 +270,35 @@ class Checkpoints:
         text = self.index.read_bytes()
         return text, index_of(text, self.index)
 
-    def _write(self, name: str, part: Tensors) -> PartEntry:
-        data = _bytes(part)
-        write_synced(self.folder / name, data)  # whoever names it syncs the folder first
-        return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
+    def _write(
+        self, kind: str, round_: int, parts: Mapping[str, Tensors], files: dict[str, FileEntry]
+    ) -> dict[str, FileEntry]:
+        """Write parts into a file; return the files, which have them no longer. Who names it syncs the folder first."""
+        name = f"{kind}-{round_:06d}.safetensors"
+        data = _bytes({f"{part}/{tensor}": value for part, values in parts.items() for tensor, value in values.items()})
+        write_synced(self.folder / name, data)
+        entry: FileEntry = {"sha256": hashlib.sha256(data).hexdigest(), "parts": list(parts), "written": len(parts)}
+        return _without(files, parts.keys()) | {name: entry}
 
-    def _read(self, entry: PartEntry) -> Tensors:
-        path = named_file(self.folder, entry["file"], self.index)
+    def _sparse(self, files: Mapping[str, FileEntry], kind: str, most: int) -> dict[str, Tensors]:
+        """Return what is in use of files that are less than half in use, those with the fewest parts first, at most so
+        many parts: a round writes no more than twice what it changed, and the folder holds at most twice what is in
+        use, but for the rounds that it is behind.
+        """
+        half = [n for n, entry in files.items() if _kind(n) == kind and 2 * len(entry["parts"]) < entry["written"]]
+        moved = dict[str, Tensors]()
+        for name in sorted(half, key=lambda n: len(files[n]["parts"])):
+            if len(moved) + len(files[name]["parts"]) > most:
+                break
+            try:
+                moved |= self._read(name, files[name])
+            except InputError:  # whoever loads it will say so
+                continue
+        return moved
+
+    def _read(self, name: str, entry: FileEntry) -> dict[str, Tensors]:
+        """Return the parts of a file."""
+        path = named_file(self.folder, name, self.index)
         try:
             data = regular(path).read_bytes()
         except FileNotFoundError as error:
@@ -236,9 +306,17 @@ class Checkpoints:
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise InputError(f"{path} does not have the checksum that its checkpoint states")
         try:
-            return tensors(data)
+            values = tensors(data)
         except WeightsError as error:
             raise InputError(f"{path} is no safetensors file ({error})") from error
+        parts: dict[str, Tensors] = {name: {} for name in entry["parts"]}
+        for name, value in values.items():
+            part, _, tensor = name.partition("/")
+            if part in parts:
+                parts[part][tensor] = value
+        if missing := [part for part, values in parts.items() if not values]:
+            raise InputError(f"{path} does not hold {missing[0]!r}, though a checkpoint says so")
+        return parts
 
 
 def index_of(data: bytes, where: object, hint: str = "") -> Index:
@@ -252,12 +330,24 @@ def index_of(data: bytes, where: object, hint: str = "") -> Index:
         raise InputError(f"{where} has format {content['format']}, this version reads {FORMAT}; start the run anew")
     stated = content.pop("sha256", "")
     fault = type_error(content, Index) or ("" if stated == seal(content) else "its checksum does not fit")
-    names = [] if fault else [entry["file"] for entry in content["parts"].values()]
+    names = [] if fault else list(content["files"])
     fault = fault or next((f"{name!r} is no part beside it" for name in names if not _beside(name)), "")
     if fault:
         raise InputError(f"{where} is damaged ({fault})" + (f"; {hint}" if hint else ""))
     index: Index = content
     return index
+
+
+def _kind(name: str) -> str:
+    """Return the kind of a part or a file: what stands before its number. Parts of a kind share a file."""
+    stem, _, number = name.removesuffix(".safetensors").rpartition("-")
+    return stem if number.isdecimal() else name
+
+
+def _without(files: Mapping[str, FileEntry], parts: Collection[str]) -> dict[str, FileEntry]:
+    """Return the files without these parts; one that holds nothing else is left out."""
+    left = {name: [part for part in entry["parts"] if part not in parts] for name, entry in files.items()}
+    return {name: {**files[name], "parts": still} for name, still in left.items() if still}
 
 
 def _beside(name: str) -> bool:
@@ -270,4 +360,10 @@ def seal(index: Mapping[str, Any]) -> str:
 
 
 def _bytes(part: Tensors) -> bytes:
-    return save({k: v.contiguous() for k, v in part.items()})
+    """Return tensors as a safetensors file, which takes none that lies where another does."""
+    out, places = Tensors(), set[int]()
+    for name, value in part.items():
+        shared = value.numel() and value.data_ptr() in places
+        places.add(value.data_ptr())
+        out[name] = value.clone() if shared else value.contiguous()
+    return save(out)

@@ -96,17 +96,21 @@ def test_a_model_of_any_width(run):
         refused(lambda: predict(model_of(run), run / "texts.txt"), "model.json")
 
 
+ENTRY = {"sha256": "0", "parts": ["state"], "written": 1}
+
+
 @pytest.mark.parametrize(
     "values",
     [
-        {"parts": {"state": {"file": "../../elsewhere.safetensors", "sha256": "0"}}},
-        {"parts": {"state": {"file": "/etc/passwd", "sha256": "0"}}},
-        {"parts": {"state": {"file": "a\x00b", "sha256": "0"}}},
-        {"parts": {"state": {"file": "", "sha256": "0"}}},
-        {"parts": {"state": {"file": "..", "sha256": "0"}}},
-        {"parts": {"state": {"sha256": "0"}}},
-        {"parts": []},
-        {"parts": {}},
+        {"files": {"../../elsewhere.safetensors": ENTRY}},
+        {"files": {"/etc/passwd": ENTRY}},
+        {"files": {"a\x00b": ENTRY}},
+        {"files": {"": ENTRY}},
+        {"files": {"..": ENTRY}},
+        {"files": {"state-000002.safetensors": {"sha256": "0"}}},
+        {"files": {"state-000002.safetensors": {**ENTRY, "parts": "state"}}},
+        {"files": []},
+        {"files": {}},
         {"notes": {"round": "2"}},
         {"notes": {"other": 2}},
         {"notes": {"round": -7}, "round": -7},

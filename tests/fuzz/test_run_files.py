@@ -40,8 +40,8 @@ def mended(folder: Path, path: Path) -> None:
     index = path.parent / "checkpoint.json"
     if path.suffix == ".safetensors" and index.exists() and path.exists():
         content = json.loads(index.read_text())
-        for entry in content["parts"].values():
-            if entry["file"] == path.name:
+        for name, entry in content["files"].items():
+            if name == path.name:
                 entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
         index.write_text(json.dumps(content))
     if index.exists():

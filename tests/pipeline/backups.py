@@ -19,10 +19,10 @@ def files(folder: Path) -> dict[str, bytes]:
     """Return the files of a run or sweep that a copy has, by name: not locks, drafts, older checkpoints of a run."""
     found = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
     named = {
-        index.parent / entry["file"]
+        index.parent / name
         for index in found
         if index.name == "checkpoint.json"
-        for entry in json.loads(found[index])["parts"].values()
+        for name in json.loads(found[index])["files"]
     }
     return {
         p.relative_to(folder).as_posix(): data
@@ -42,8 +42,8 @@ def whole(content: dict[str, bytes]) -> int:
         assert "result.json" not in content
         return -1
     index = json.loads(content["checkpoint/checkpoint.json"])
-    for entry in index["parts"].values():
-        assert hashlib.sha256(content[f"checkpoint/{entry['file']}"]).hexdigest() == entry["sha256"]
+    for name, entry in index["files"].items():
+        assert hashlib.sha256(content[f"checkpoint/{name}"]).hexdigest() == entry["sha256"]
     records = [json.loads(line)["round"] for line in content["metrics.jsonl"].splitlines()]
     assert records[: index["round"] + 1] == list(range(index["round"] + 1))
     assert {"config.json", "run.json"} <= content.keys()

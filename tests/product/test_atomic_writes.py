@@ -23,7 +23,7 @@ IN_PLACE = {
     ("pipeline/results/picture.py", "save"): "in memory",
     ("pipeline/results/picture.py", "svg"): "in memory",
     ("pipeline/diagnosis/generated.py", "generated"): "in memory",
-    ("pipeline/storage/checkpoint.py", "save"): "a draft, renamed in the next line",
+    ("pipeline/storage/checkpoint.py", "_save"): "a draft, renamed in the next line",
     ("pipeline/results/predict.py", "write_to"): "a pipe or a device that the user named",
     ("pipeline/tracking/jsonl.py", "round"): "appends",
     ("pipeline/tracking/mlflow_upload.py", "_send"): "a copy in a temporary folder",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import threading
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,7 +45,7 @@ def test_old_files_go_and_foreign_drafts_do_not_matter(tmp_path):
     assert checkpoints.load().round == 1
     checkpoints.save(2, {"state": tensors(2.0), "memory-00000": tensors(0.2)}, {})
     assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == [
-        "checkpoint.json", "memory-00000-000002.safetensors", "state-000002.safetensors",
+        "checkpoint.json", "memory-000002.safetensors", "state-000002.safetensors",
     ]  # fmt: skip
 
 
@@ -110,13 +112,14 @@ HARMS = {
     "No such file": lambda f: (f / "checkpoint.json").unlink(),
     "the content: expected `object`, got `array`": lambda f: (f / "checkpoint.json").write_text("[]"),
     "its checksum does not fit": lambda f: tampered(f, '"best": 3', '"best": 2'),
-    "has format 1, this version reads 3": lambda f: tampered(f, '"format": 3', '"format": 1'),
+    "has format 1, this version reads 4": lambda f: tampered(f, '"format": 4', '"format": 1'),
 }
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/secret.safetensors", "state.txt", "sub/x.safetensors"])
 def test_an_index_names_only_what_lies_beside_it(tmp_path, name):
-    index = {"format": 3, "round": 1, "parts": {"state": {"file": name, "sha256": "0" * 64}}, "notes": {}}
+    entry = {"sha256": "0" * 64, "parts": ["state"], "written": 1}
+    index = {"format": 4, "round": 1, "files": {name: entry}, "notes": {}}
     with pytest.raises(InputError, match="is no part beside it"):
         index_of(json.dumps(index | {"sha256": seal(index)}).encode(), "checkpoint.json")
 
@@ -159,7 +162,7 @@ def test_so_many_are_kept(tmp_path, kept):
     three_rounds(tmp_path, kept)
     rounds = range(4 - kept, 4)
     assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == sorted([
-        "checkpoint.json", "memory-00000-000001.safetensors",
+        "checkpoint.json", "memory-000001.safetensors",
         *(f"checkpoint-{r:06d}.json" for r in rounds if r < 3), *(f"state-{r:06d}.safetensors" for r in rounds),
     ])  # fmt: skip
 
@@ -230,7 +233,7 @@ def test_a_save_that_fails_leaves_nothing_behind_after_the_next(tmp_path, monkey
         with pytest.raises(OSError, match="no room"):
             checkpoints.save(3, {"state": tensors(3.0), "memory-00009": tensors(3.0)}, {})
     checkpoints.save(4, {"state": tensors(4.0)}, {})
-    assert "memory-00009-000003.safetensors" not in {path.name for path in checkpoints.folder.iterdir()}
+    assert "memory-000003.safetensors" not in {path.name for path in checkpoints.folder.iterdir()}
     assert Checkpoints(tmp_path).load().round == 4
 
 
@@ -240,4 +243,98 @@ def test_a_save_syncs_each_file_once_and_the_folder_twice(tmp_path, monkeypatch)
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: calls.append(handle) or real(handle))
     checkpoints.save(2, {"state": tensors(2.0)} | {f"memory-{c:05d}": tensors(2.0) for c in range(5)}, {})
-    assert len(calls) == 6 + 1 + 2  # parts, the index, and the folder before and after it
+    assert len(calls) == 2 + 1 + 2  # the state, all memories, the index, and the folder before and after it
+
+
+def test_what_is_in_use_of_a_sparse_file_moves_to_the_next(tmp_path):
+    """The folder holds at most twice what is in use; no save writes more than twice what changed."""
+    checkpoints, rng, last = Checkpoints(tmp_path, kept=1), np.random.default_rng(0), {}
+    for round_ in range(1, 60):
+        clients = rng.choice(40, size=8, replace=False).tolist() if round_ > 1 else range(40)
+        changed = {f"memory-{c:05d}": tensors(float(100 * round_ + c)) for c in clients}
+        last |= changed
+        checkpoints.save(round_, {"state": tensors(round_)} | changed, {})
+        files = json.loads(checkpoints.index.read_text())["files"]
+        memories = {name: entry for name, entry in files.items() if name.startswith("memory-")}
+        assert sum(entry["written"] for entry in memories.values()) <= 2 * 40 + 2 * 8
+        assert memories[f"memory-{round_:06d}.safetensors"]["written"] <= 2 * len(clients)
+        assert sorted(part for entry in files.values() for part in entry["parts"]) == sorted(["state", *last])
+        assert {p.name for p in checkpoints.folder.iterdir()} == {"checkpoint.json", *files}
+    found = Checkpoints(tmp_path).load()
+    assert found.parts.keys() == {"state", *last}
+    for name, expected in last.items():
+        assert all(torch.equal(found.parts[name][k], expected[k]) for k in expected)
+
+
+def test_a_sparse_file_that_is_damaged_stays_to_be_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path, kept=1)
+    checkpoints.save(1, {f"memory-{c:05d}": tensors(c) for c in range(9)}, {})
+    first = checkpoints.folder / "memory-000001.safetensors"
+    first.write_bytes(b"x" * len(first.read_bytes()))
+    for round_ in (2, 3):
+        checkpoints.save(round_, {f"memory-{c:05d}": tensors(c) for c in range(5)}, {})
+    with pytest.raises(InputError, match=r"memory-000001\.safetensors does not have the checksum"):
+        Checkpoints(tmp_path).load()
+
+
+def test_parts_of_a_kind_may_share_storage(tmp_path):
+    """What all clients were sent, and keep."""
+    checkpoints, same = Checkpoints(tmp_path), tensors(1.0)
+    checkpoints.save(1, {f"memory-{c:05d}": same | {"own": torch.tensor(c)} for c in range(3)}, {})
+    for c, part in enumerate(checkpoints.load().parts.values()):
+        assert all(torch.equal(part[k], value) for k, value in (same | {"own": torch.tensor(c)}).items())
+
+
+def test_a_file_that_lacks_a_part_is_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path, kept=1)
+    checkpoints.save(1, {"memory-00001": tensors(1.0)}, {})
+    index = json.loads(checkpoints.index.read_text())
+    index["files"]["memory-000001.safetensors"]["parts"] = ["memory-00001", "memory-00002"]
+    del index["sha256"]
+    checkpoints.index.write_text(json.dumps(index | {"sha256": seal(index)}))
+    with pytest.raises(InputError, match="does not hold 'memory-00002', though a checkpoint says so"):
+        Checkpoints(tmp_path).load()
+
+
+# ---------------------------------------------------------------------------------------------------- behind the round
+
+
+def test_a_round_is_saved_behind_the_next(tmp_path, monkeypatch):
+    """One at a time, in order, with the notes of its time; whoever reads waits for it."""
+    checkpoints, order, free = Checkpoints(tmp_path), [], threading.Event()
+    write = checkpoints._write
+
+    def slow(*words):
+        assert free.wait(10)
+        return write(*words)
+
+    monkeypatch.setattr(checkpoints, "_write", slow)
+    notes = {"round": 1}
+    checkpoints.save_behind(1, {"state": tensors(1.0)}, notes, lambda: order.append(1))
+    notes["round"] = 7
+    assert order == []
+    assert not checkpoints.index.exists()
+    free.set()
+    checkpoints.save_behind(2, {"state": tensors(2.0)}, {"round": 2}, lambda: order.append(2))
+    found = checkpoints.load()
+    assert (found.round, found.notes, order) == (2, {"round": 2}, [1, 2])
+    (before,) = checkpoints._earlier()
+    assert index_of(before.read_bytes(), before)["notes"] == {"round": 1}
+
+
+def test_what_goes_wrong_behind_is_raised_once_by_whoever_comes_next(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no room")
+
+    for verb in ("wait", "load", "save", "save_behind"):
+        checkpoints = Checkpoints(tmp_path / verb)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints, "_write", full)
+            checkpoints.save_behind(1, {"state": tensors(1.0)}, {}, pytest.fail)
+            checkpoints._thread.join()
+        words = {"save": (2, {}, {}), "save_behind": (2, {}, {}, pytest.fail)}.get(verb, ())
+        with pytest.raises(OSError, match="no room"):
+            getattr(checkpoints, verb)(*words)
+        checkpoints.wait()
+        checkpoints.save(3, {"state": tensors(3.0)}, {})
+        assert checkpoints.load().round == 3

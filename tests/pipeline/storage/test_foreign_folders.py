@@ -124,7 +124,7 @@ def test_a_parent_holds_its_runs(finished, tmp_path):
 def test_a_part_of_a_checkpoint_is_a_file_of_its_folder(finished, secret):
     index = json.loads((finished / "checkpoint" / "checkpoint.json").read_text())
     (finished / "checkpoint" / "link.safetensors").symlink_to(secret)
-    index["parts"]["state"]["file"] = "link.safetensors"
+    index["files"]["link.safetensors"] = {"sha256": "0" * 64, "parts": ["state"], "written": 1}
     del index["sha256"]
     edit(finished / "checkpoint" / "checkpoint.json", **index, sha256=seal(index))
     for before in (finished / "checkpoint").glob("checkpoint-*.json"):
