@@ -1,8 +1,8 @@
 """Memory of a worker that trains clients which it has not seen: what each leaves behind.
 
-    python -m benchmarks.first_reads [--clients 1400] [--megabytes 1.94]
+    python -m benchmarks.first_reads [--clients 1200] [--megabytes 1.94]
 
-One process, a network of that size, clients of one or two digits (there are 1,437 training rows) that take no step,
+One process, a network of that size, clients of one or two digits (there are 1,294 training rows) that take no step,
 each once. Prints the growth of the process since the first 50, and what the cache of rows holds. A straight line is a
 leak; the heap's own fluctuation is some megabytes.
 """
@@ -21,7 +21,7 @@ FIRST = 50
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=1400)
+    parser.add_argument("--clients", type=int, default=1200)
     parser.add_argument("--megabytes", choices=SIZES, default="1.94")
     options = parser.parse_args()
     executor = no_op_executor(options.clients, 10, options.megabytes, 0)

@@ -20,6 +20,7 @@ from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.options import TaskOptions
 
 SIZES: Mapping[str, ModelOptions] = {
@@ -50,9 +51,9 @@ class NoOpTrainer(AveragingTrainer):
         return ()
 
 
-def no_op_executor(population: int, clients: int, megabytes: str, actors: int = 0, forks: int = 0) -> Executor:
-    """Return an executor; each client has one or two digits. megabytes: of ``SIZES``; actors or forks: workers, none
-    for this process alone.
+def no_op_spec(population: int, clients: int, megabytes: str, actors: int = 0, forks: int = 0) -> RunSpec:
+    """Return a run; each client has one or two digits. megabytes: of ``SIZES``; actors or forks: workers, none for this
+    process alone.
     """
     e = Experiment(
         task=TaskOptions(name="digits", partition="iid", clients=population, min_count=1),
@@ -66,8 +67,14 @@ def no_op_executor(population: int, clients: int, megabytes: str, actors: int = 
         ),
         tracking=TrackingOptions(uri="none"),
     )
+    return make_run_spec(e, lambda line: None)
+
+
+def no_op_executor(population: int, clients: int, megabytes: str, actors: int = 0, forks: int = 0) -> Executor:
+    """Return the executor of ``no_op_spec``."""
+    run_spec = no_op_spec(population, clients, megabytes, actors, forks)
     if actors:
         from anchorfl.pipeline.cluster import ray_cluster  # the other ways need no Ray
 
-        ray_cluster.start(e.cluster)
-    return executor_for(make_run_spec(e, lambda line: None))
+        ray_cluster.start(run_spec.experiment.cluster)
+    return executor_for(run_spec)

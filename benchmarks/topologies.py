@@ -38,6 +38,7 @@ TOPOLOGIES: Mapping[str, dict[str, object]] = {
     "2 actors": {"executor": "ray", "clients_per_actor": 5},
     "5 actors": {"executor": "ray", "clients_per_actor": 2},
     "an actor per client": {"executor": "ray", "clients_per_actor": 1},
+    "a tree of 5 actors": {"executor": "ray", "clients_per_actor": 2, "sum_on_nodes": True},
 }
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +24,6 @@ from torch import Tensor
 
 from anchorfl.pipeline.algorithm.messages import joined
 from anchorfl.pipeline.algorithm.options import Aggregation
-from anchorfl.tasks.contract import Card
 
 Average = Callable[[Sequence[Mapping[str, Tensor]], Sequence[float]], dict[str, Tensor]]
 """The average of what clients send whole: (tensors of every client, weights) -> tensors."""
@@ -239,11 +238,6 @@ AVERAGED_AT_ONCE = 1 << 15
 """Values of a tensor that are averaged at a time: 256 KB in float64."""
 
 
-def client_weights(cards: Iterable[Card], weighting: Weighting) -> list[int]:
-    """Return the weight of every client in a mean, of any sum."""
-    return [card.num_examples if weighting == "samples" else 1 for card in cards]
-
-
 def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
     """Return the weighted mean of each tensor, summed in float64 in the given order.
 
@@ -292,17 +286,3 @@ def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
             sum_ += product.copy_(value[start:end]).mul_(part)
         out[start:end] = sum_
     return out.view(values[0].shape)
-
-
-def rows_by_holder(rows_CD: Tensor, results: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return per class the mean row over the clients that hold the class; a class that nobody holds keeps its row.
-
-    ``rows_CD``: the rows before; ``results``: (rows_CD, holds_C bool) of every client, in order. Summed in float64.
-    """
-    total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64, device=rows_CD.device)
-    count_C = torch.zeros(len(rows_CD), dtype=torch.float64, device=rows_CD.device)
-    for theirs_CD, holds_C in results:
-        total_CD[holds_C] += theirs_CD[holds_C].double()
-        count_C += holds_C.double()
-    mean_CD = total_CD / count_C.clamp(min=1)[:, None]
-    return torch.where(count_C[:, None] > 0, mean_CD, rows_CD.double()).to(rows_CD.dtype)

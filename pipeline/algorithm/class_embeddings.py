@@ -33,6 +33,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Update,
 )
 from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.optimizers import SGD, Adam, make, restore, state_of
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.algorithm.spreadout import Regularizer, gradient, nearest_rows, slope
@@ -165,10 +166,6 @@ class OneClass(Method[RowsState, RowUpdate]):
         """Return the rate of a client's step on its row in a round."""
         return self.class_embedding_lr * self.lr_factor(round_)
 
-    def client_weights(self, rows_I: Tensor) -> Tensor:
-        """Return the clients' weights in the mean, by their rows of data: float64 [I], of any sum."""
-        return rows_I.double() if self.weighting == "samples" else torch.ones(len(rows_I), dtype=torch.float64)
-
     def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> tuple[Tensor, Tensors]:
         """Return the rows after a round, from those that the clients sent, and the moments of the server's optimizer
         of rows: the regularizer's step. Without one: the rows as they are.
@@ -209,15 +206,18 @@ class OneClass(Method[RowsState, RowUpdate]):
     def trainer(self, ctx: ClientContext[RowsState]) -> RowTrainer:
         return RowTrainer(ctx, self)
 
-    def aggregate(self, state: RowsState, results: Sequence[ClientResult[RowUpdate]], ctx: ServerContext) -> RowsState:
-        weight_I = self.client_weights(torch.tensor([r.card.num_examples for r in results]))
-        weights = ctx.average([r.update.weights for r in results], weight_I.tolist())
+    def contribution(self, result: ClientResult[RowUpdate]) -> Contribution:
+        own = {ROW: result.update.row_D} if self.class_embedding_lr else {}
+        return Contribution({"weights": Term(result.update.weights, self.client_weight(result.card))}, own)
+
+    def merge(self, state: RowsState, means: Means, ctx: ServerContext) -> RowsState:
         answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[CLASS_ROWS].clone()
-        for r in results:
-            answered_C[class_of(r.card)] = True
+        for client in means.clients:
+            class_ = class_of(ctx.cards[client])
+            answered_C[class_] = True
             if self.class_embedding_lr:
-                rows_CD[class_of(r.card)] = r.update.row_D
-        return self.finish_round(state, weights | {CLASS_ROWS: rows_CD}, answered_C, ctx)
+                rows_CD[class_] = means.own[client][ROW]
+        return self.finish_round(state, means["weights"] | {CLASS_ROWS: rows_CD}, answered_C, ctx)
 
     def batched_round(self) -> BatchedRound[RowsState]:
         return BatchedRound(

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from anchorfl.models.build import Head
 from anchorfl.models.classifier import Classifier
-from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, Weighting, client_weights, mean_of
+from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, Weighting, mean_of
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term, means_of
 from anchorfl.pipeline.algorithm.optimizers import make, restore, state_of
 from anchorfl.pipeline.algorithm.options import OptimizerOptions
-from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
+from anchorfl.pipeline.algorithm.parameters import load_sent, parts_of, weights_of
 from anchorfl.tasks.arrays.sparse_rows import RowBlock
 from anchorfl.tasks.contract import Batch, Card, ClientData, InputSpec, LabelKind, Objective
 
@@ -169,7 +170,7 @@ class ClientTrainer(ABC, Generic[S, U]):
         self.optimizers = self.make_optimizers()
         for name, optimizer in self.optimizers.items():
             restore(optimizer, name, ctx.memory)
-        self.parameters = list(self.model.parameters())  # listing them walks all modules
+        self.parameters = parts_of(self.model)[1]
         for p in self.parameters:
             if p.grad is None:
                 # Zeros, not None: a mini-batch without a labeled row has a gradient of zero, and Adam still moves.
@@ -268,6 +269,8 @@ class Method(ABC, Generic[S, U]):
     """Kinds of task and robust aggregations that it works with."""
     unused: ClassVar[Mapping[str, str]] = {}
     """Options of other tables that the method does not read -> what it reads in their place."""
+    averaged: ClassVar[tuple[str, ...]] = ("weights",)
+    """Fields of the state that means take the place of: they tell how large a client's values may be."""
     sends_initial_message: ClassVar[bool] = False
     """Clients send something before round 1, beside their cards (``initial_message``)."""
     evaluate_on: Literal["server", "clients"] = "server"
@@ -278,6 +281,11 @@ class Method(ABC, Generic[S, U]):
     def head(self) -> HeadSpec:
         """The head on the task's encoder."""
         return HeadSpec()
+
+    @property
+    def sums(self) -> bool:
+        """True where the server needs the means of contributions alone, and not every update."""
+        return type(self).aggregate is Method.aggregate
 
     @property
     def sends_client_messages(self) -> bool:
@@ -294,9 +302,45 @@ class Method(ABC, Generic[S, U]):
         """Return what is sent to the selected clients: the state, private fields blanked."""
         return state
 
-    @abstractmethod
+    def contribution(self, result: ClientResult[U]) -> Contribution:
+        """Return what the server takes in of an update: its terms in weighted means. A pure function, which workers
+        call, too: what they send is then one sum for many clients.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs contribution and merge, or aggregate")
+
+    def merge(self, state: S, means: Means, ctx: ServerContext) -> S:
+        """Return the state after a round, from the means of the clients' contributions."""
+        raise NotImplementedError(f"{type(self).__name__} needs contribution and merge, or aggregate")
+
     def aggregate(self, state: S, results: Sequence[ClientResult[U]], ctx: ServerContext) -> S:
-        """Return the state after a round. ``results`` is not empty and sorted by client."""
+        """Return the state after a round. ``results`` is not empty and sorted by client.
+
+        It merges the means of the contributions. A method that has to see all updates at once has its own in their
+        place; its server then keeps them all until the round is over.
+        """
+        contributions = [(result.card.client, self.contribution(result)) for result in results]
+        return self.merge(state, means_of(contributions, ctx.average), ctx)
+
+    def client_weights(self, rows_I: Tensor) -> Tensor:
+        """Return the clients' weights in means, by their rows of data: float64 [I], of any sum. Their rows where the
+        option ``weighting`` is "samples", else 1.
+        """
+        samples = getattr(self, "weighting", "uniform") == "samples"
+        return rows_I.double() if samples else torch.ones(len(rows_I), dtype=torch.float64)
+
+    def client_weight(self, card: Card) -> float:
+        """Return a client's weight in means."""
+        return self.total_weight([card])
+
+    def total_weight(self, cards: Sequence[Card]) -> float:
+        """Return the sum of clients' weights in means."""
+        return float(self.client_weights(torch.tensor([card.num_examples for card in cards])).sum())
+
+    def largest_weights(self, rows_I: Tensor) -> dict[str, Tensor]:
+        """Return the largest weights that a contribution's terms can have, by the clients' rows of data: name of the
+        term -> float64 [I]; "": all that are not named.
+        """
+        return {"": self.client_weights(rows_I)}
 
     # ---- The client's half, whose verbs are step and update.
 
@@ -362,6 +406,8 @@ class Averaging(Method[ServerState, Update]):
     def trainer(self, ctx: ClientContext[ServerState]) -> ClientTrainer[ServerState, Update]:
         return AveragingTrainer(ctx)
 
-    def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
-        weight_of = client_weights([r.card for r in results], self.weighting)
-        return ServerState(ctx.average([r.update.weights for r in results], weight_of))
+    def contribution(self, result: ClientResult[Update]) -> Contribution:
+        return Contribution({"weights": Term(result.update.weights, self.client_weight(result.card))})
+
+    def merge(self, state: ServerState, means: Means, ctx: ServerContext) -> ServerState:
+        return ServerState(means["weights"])

@@ -15,7 +15,27 @@ PERSONAL = "personal."
 """Prefix of a client's own weights in its memory."""
 
 
+_PARTS: WeakKeyDictionary[nn.Module, tuple[list[nn.Module], list[nn.Parameter]]] = WeakKeyDictionary()
 _STATES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def parts_of(model: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
+    """Return all modules within a model and its parameters, which are listed once: the walk takes longer than a copy
+    of 2 MB.
+    """
+    if model not in _PARTS:  # the model itself would be kept for good
+        _PARTS[model] = list(model.modules())[1:], list(model.parameters())
+    return _PARTS[model]
+
+
+def set_training(model: nn.Module) -> None:
+    """Set all of a model to training, and all its parameters to be trained."""
+    modules, parameters = parts_of(model)
+    if not all(module.training for module in (model, *modules)):
+        model.train()
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            parameter.requires_grad_(True)
 
 
 def state_of_module(model: nn.Module) -> dict[str, Tensor]:
@@ -23,8 +43,8 @@ def state_of_module(model: nn.Module) -> dict[str, Tensor]:
     the modules takes longer than a copy of 2 MB; and again where the model has moved to other memory.
     """
     state = _STATES.get(model)
-    first = next(model.parameters(), None)
-    moved = state is not None and first is not None and all(first.data_ptr() != v.data_ptr() for v in state.values())
+    first = parts_of(model)[1][:1]
+    moved = state is not None and first and all(first[0].data_ptr() != v.data_ptr() for v in state.values())
     if state is None or moved:
         state = _STATES[model] = {name: value.detach() for name, value in model.state_dict().items()}
     return state

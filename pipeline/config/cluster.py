@@ -27,6 +27,9 @@ class ClusterOptions:
     """GPU share of a client actor, for example 0.25; the actor limits itself to that part of the memory."""
     server_gpus: float = 0.0
     """GPU share of the server actor."""
+    sum_on_nodes: bool = False
+    """Sum the updates of each node's actors there, so that the server gets one sum from each node: for several nodes
+    and large networks. It needs a process more on each."""
     client_cache_mb: float = 1000.0
     """Megabytes of clients' rows that a worker keeps from round to round, on a GPU in its memory; those that have not
     been trained for longest are read again."""

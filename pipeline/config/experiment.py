@@ -124,11 +124,13 @@ def redacted_tree(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
-EPOCH = 2
+EPOCH = 3
 """Part of every digest: raise it when a default changes, or the same options come to give another result."""
+SAME_TO_ROUNDING = (2,)
+"""Earlier epochs that differ from this one in last bits alone: a table takes in their finished runs, and says so."""
 
 
-def digest(experiment: Experiment) -> str:
+def digest(experiment: Experiment, epoch: int = EPOCH) -> str:
     """Return the SHA-256 of all that can change a result: not where it runs, is recorded or written, or what is kept.
 
     Only options that differ from their defaults count, so that an option which a later version adds leaves the digests
@@ -145,7 +147,7 @@ def digest(experiment: Experiment) -> str:
         tree.get("task", {}).pop(name, None)
     tree = {name: part for name, part in tree.items() if part != {}}
     tree["method"] = {"name": experiment.method.name, **tree.get("method", {})}
-    return hashlib.sha256(json.dumps([EPOCH, tree], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([epoch, tree], sort_keys=True).encode()).hexdigest()
 
 
 def _changed(node: Any) -> dict[str, Any]:

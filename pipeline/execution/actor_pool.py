@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from anchorfl.pipeline.cluster.layout import Layout, nodes
-from anchorfl.pipeline.execution.ray_actors import ClientActor, ServerActor
+from anchorfl.pipeline.execution.ray_actors import ClientActor, NodeSumActor, ServerActor
 from anchorfl.pipeline.training.run_spec import RunSpec
 
 MIN_CPU_SHARE = 0.001
@@ -44,6 +44,7 @@ class ActorPool:
         self.layout, self._cpus = layout, cluster_cpus()
         self.run_specs: dict[str, list[Any]] = {}  # run -> reference of its RunSpec
         self._clients: dict[int, _PooledActor] = {}  # by slot
+        self._node_sums: dict[str, Any] = {}  # by node
         self.server = self._server()
 
     def open(self, run_spec: RunSpec) -> tuple[str, Any]:
@@ -90,8 +91,18 @@ class ActorPool:
     def restart_server(self, server: Any) -> None:
         """Put a fresh server in place of ``server``, where that is not done yet: it may be dead, and its runs are."""
         if server is self.server:
-            ray.kill(server)
+            for actor in (server, *self._node_sums.values()):
+                ray.kill(actor)
+            self._node_sums.clear()
             self.server = self._server()
+
+    def node_sum(self, node: str) -> Any:
+        """Return the actor that sums over the clients of a node."""
+        if node not in self._node_sums:
+            remote: Any = NodeSumActor
+            there = NodeAffinitySchedulingStrategy(node, soft=False)  # soft, one without CPUs is put anywhere
+            self._node_sums[node] = remote.options(num_cpus=0, scheduling_strategy=there).remote()
+        return self._node_sums[node]
 
     def kill_actor(self, slot: int) -> None:
         """End the actor of a slot: the next call there gets a fresh process."""
@@ -107,9 +118,10 @@ class ActorPool:
 
     def close(self) -> None:
         """End all actors."""
-        for actor in (*(member.actor for member in self._clients.values()), self.server):
+        for actor in (*(member.actor for member in self._clients.values()), *self._node_sums.values(), self.server):
             ray.kill(actor)
         self._clients.clear()
+        self._node_sums.clear()
 
     def _server(self) -> Any:
         remote: Any = ServerActor

@@ -133,9 +133,12 @@ class Cohort:
             yield self.waiting.popleft()
 
     def reject(self, error: RejectedError) -> None:
-        """Note the clients whose updates the server refused as failed attempts."""
+        """Note the clients whose updates the server refused as failed attempts; others are asked again."""
         for client, reason in error.reasons.items():
             self.fail(Failure(client, reason, "rejected"))
+        for client in error.again:
+            del self.metrics[client]
+            self.waiting.append(client)
 
     def check_quorum(self) -> None:
         """Raise QuorumError where fewer than the quorum of the selected clients, or of their backups, answered."""

@@ -16,7 +16,6 @@ from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics, Roun
 from anchorfl.pipeline.training.client import CPU, ClientRunner, device_for
 from anchorfl.pipeline.training.errors import RejectedError, fault_kind
 from anchorfl.pipeline.training.evaluation import mean_of_models
-from anchorfl.pipeline.training.local_training import FitResult
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import PreparedDataError, first_line
@@ -148,7 +147,7 @@ class SerialExecutor(InProcess):
     ) -> RoundOutcome:
         broadcast = self.server.broadcast(round_)
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
-        results: dict[int, FitResult[Any]] = {}
+        memories: dict[int, Tensors] = {}
         while True:
             for client in cohort.drain():
                 on_progress(1, len(cohort.metrics), len(cohort.failed))
@@ -160,18 +159,19 @@ class SerialExecutor(InProcess):
                 except Exception as error:  # any other fault of a client costs that client only
                     cohort.fail(Failure(client, first_line(error), fault_kind(error)))
                     continue
-                results[client] = result
+                self.server.collect(round_, client, result.update)
+                memories[client] = result.memory
                 cohort.metrics[client] = FitMetrics(
                     result.loss, result.seconds, messages.nbytes(result.update), messages.nbytes(client_message)
                 )
             cohort.check_quorum()
             answered = cohort.answered
             try:
-                counts = self.server.aggregate(round_, answered, [results[c].update for c in answered])
+                counts = self.server.aggregate(round_, answered)
                 break
             except RejectedError as error:
                 cohort.reject(error)
-        self.memories |= {c: results[c].memory for c in answered}
+        self.memories |= {c: memories[c] for c in answered}
         return cohort.outcome(messages.nbytes(broadcast), system_metrics.peak("process"), counts)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:

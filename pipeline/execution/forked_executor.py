@@ -22,6 +22,7 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.algorithm.exact_sums import Grid
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Cohort, Failure, RoundOutcome
@@ -33,6 +34,7 @@ from anchorfl.pipeline.execution.worker_host import WorkerHost
 from anchorfl.pipeline.training.client import device_for
 from anchorfl.pipeline.training.errors import FaultKind, QuorumError, RejectedError
 from anchorfl.pipeline.training.evaluation import mean_of_models
+from anchorfl.pipeline.training.gathering import Part
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError, PreparedDataError
@@ -106,6 +108,8 @@ class _Pending:
     broadcast: Placed
     size: int
     """Bytes of the broadcast."""
+    grid: Grid | None
+    """On which workers sum."""
     running: dict[Connection, _Call] = field(default_factory=dict)
 
 
@@ -137,7 +141,7 @@ class ForkedExecutor(InProcess):
         self.server = Server(run_spec, self._initial_messages(), device_for(experiment.cluster.server_gpus, must=True))
 
     def _dispatch(self, *, several: bool) -> Dispatch:
-        return Dispatch(self.count, self.count, self.rows, several)
+        return Dispatch(self.count, self.count, self.rows, several, self.run_spec.experiment.method.sums)
 
     # ---- Rounds.
 
@@ -152,7 +156,7 @@ class ForkedExecutor(InProcess):
         sent = self.server.broadcast(round_)
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
         cohort.waiting = self.dispatch.ordered(selected)
-        return _Pending(round_, cohort, self._share(sent), messages.nbytes(sent))
+        return _Pending(round_, cohort, self._share(sent), messages.nbytes(sent), self.server.grid(round_))
 
     def _share(self, sent: object) -> Placed:
         """Write what the server sends where all workers read it; no call that reads the last one is in flight."""
@@ -163,7 +167,7 @@ class ForkedExecutor(InProcess):
         def request(worker: _Worker, clients: Sequence[int]) -> FitRequest:
             memories = [_placed(worker.into, self.memories.get(c, {})) for c in clients]
             sent = [_placed(worker.into, self.server.client_message(c)) for c in clients]
-            return FitRequest(pending.number, pending.broadcast, clients, memories, sent)
+            return FitRequest(pending.number, pending.broadcast, clients, memories, sent, pending.grid)
 
         return request
 
@@ -171,21 +175,19 @@ class ForkedExecutor(InProcess):
         self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()
     ) -> RoundOutcome:
         pending = self._take_prefetched(round_) or self._begin(round_, selected, backup_clients)
-        cohort, updates, memories, peaks = pending.cohort, dict[int, Any](), dict[int, Tensors](), dict[str, float]()
+        cohort, memories, peaks = pending.cohort, dict[int, Tensors](), dict[str, float]()
         request = self._fit_request(pending)
         while True:
             for call, worker, reply in self._replies(cohort, self.dispatch, request, pending.running, on_progress):
                 done = call.clients[: len(reply.metrics)]
-                # updates are read where they lie, until the worker's first call in the next round
-                views = [messages.unpack(worker.out.get(place), copy=False) for place in reply.updates]
-                updates |= dict(zip(done, views, strict=True))
+                self.server.collect_part(round_, self._part(worker, reply))
                 memories |= {c: messages.unpack(worker.out.get(p)) for c, p in zip(done, reply.memories, strict=True)}
                 peaks |= {k.replace("worker", f"worker_{call.slot:03d}"): v for k, v in reply.peak.items()}
                 self._record(call, reply, cohort)
             cohort.check_quorum()
             answered = cohort.answered
             try:
-                counts = self.server.aggregate(round_, answered, [updates[c] for c in answered])
+                counts = self.server.aggregate(round_, answered)
                 self._own_state()
                 break
             except RejectedError as error:
@@ -193,6 +195,15 @@ class ForkedExecutor(InProcess):
         self.memories |= {c: memories[c] for c in answered}
         self.dispatch.update_timings(cohort.metrics.values())
         return cohort.outcome(pending.size, peaks | system_metrics.peak("server"), counts)
+
+    @staticmethod
+    def _part(worker: _Worker, reply: FitReply) -> Part:
+        """Return what a worker made of its clients, where it lies: until its next call; without a grid, until its
+        first call in the next round.
+        """
+        whole = {c: messages.unpack(worker.out.get(place), copy=False) for c, place in reply.whole.items()}
+        sums = messages.unpack(worker.out.get(reply.sums), copy=False) if reply.sums else {}
+        return Part(sums, reply.norms, whole)
 
     def _own_state(self) -> None:
         """Copy what the server's state took over from an update as it was: the worker will write there."""

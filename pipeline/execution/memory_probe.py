@@ -103,7 +103,8 @@ def measure_server(run_spec: RunSpec, client: int, update: messages.Packed) -> S
     experiment = run_spec.experiment
     server.state, round_ = experiment.method.peak_state(server.state, experiment.federation.rounds)
     baseline, began = resident(), time.perf_counter()
-    server.aggregate(round_, [client], [messages.unpack(update)])
+    server.collect(round_, client, messages.unpack(update))
+    server.aggregate(round_, [client])
     messages.pack(server.broadcast(round_ + 1))
     if run_spec.experiment.method.evaluate_on == "server":
         server.scores(SERVER_SPLITS)

@@ -7,17 +7,20 @@ without changing a result.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
 from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.exact_sums import Grid
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, FitMetrics
+from anchorfl.pipeline.execution.executor import NEXT
 from anchorfl.pipeline.training.client import ClientRunner, device_for
 from anchorfl.pipeline.training.errors import fault_kind
+from anchorfl.pipeline.training.gathering import Gathering, Part
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import PreparedDataError, first_line
@@ -25,13 +28,17 @@ from anchorfl.tasks.metrics.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRef:
-    """The position of a client's update in the batches of updates that the server is given, one batch per call."""
+class PackedPart:
+    """A ``Part`` on its way from an actor to the server's."""
 
-    batch: int
-    """Index of the batch."""
-    index: int
-    """Index of the update in the batch."""
+    sums: messages.Packed | None
+    norms: Mapping[int, float]
+    whole: Mapping[int, messages.Packed]
+
+    def unpack(self) -> Part:
+        """Return it where it lies in the object store, which nobody else will read any more."""
+        sums = messages.unpack(self.sums, copy=False) if self.sums is not None else {}
+        return Part(sums, self.norms, {c: messages.unpack(u, copy=False) for c, u in self.whole.items()})
 
 
 @ray.remote
@@ -49,24 +56,22 @@ class ServerActor:
     def open(self, run: str, run_spec: RunSpec, *initial_messages: messages.Packed) -> None:
         self.servers[run] = Server(run_spec, [messages.unpack(t) for t in initial_messages], self.device)
 
-    def broadcast(self, run: str, round_: int) -> tuple[messages.Packed, int]:
-        sent = self.servers[run].broadcast(round_)
-        return messages.pack(sent, copy=False), messages.nbytes(sent)
+    def broadcast(self, run: str, round_: int) -> tuple[tuple[messages.Packed, Grid | None], int, Grid | None]:
+        """Return what is sent to all clients, with the grid on which to sum; its size; and the grid once more."""
+        server = self.servers[run]
+        sent = server.broadcast(round_)
+        grid = server.grid(round_) if round_ != NEXT else None
+        return (messages.pack(sent, copy=False), grid), messages.nbytes(sent), grid
 
     def client_message(self, run: str, client: int) -> messages.Packed:
         return messages.pack(self.servers[run].client_message(client))
 
-    def aggregate(
-        self, run: str, round_: int, refs: dict[int, UpdateRef], *batches: Sequence[messages.Packed]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Aggregate the updates of the clients of ``refs``; return the server's counts and its peak memory.
+    def collect(self, run: str, round_: int, part: PackedPart) -> None:
+        self.servers[run].collect_part(round_, part.unpack())
 
-        batches: top-level arguments, because Ray resolves only those.
-        """
-        clients = sorted(refs)
-        packed = [batches[refs[client].batch][refs[client].index] for client in clients]
-        # read where they lie in the object store, which nobody else will read any more
-        counts = self.servers[run].aggregate(round_, clients, [messages.unpack(u, copy=False) for u in packed])
+    def aggregate(self, run: str, round_: int, clients: Sequence[int]) -> tuple[dict[str, float], dict[str, float]]:
+        """Aggregate the updates of the clients, which have come; return the server's counts and its peak memory."""
+        counts = self.servers[run].aggregate(round_, clients)
         return counts | ({WITHOUT_GPU: 1.0} if self.without_gpu else {}), system_metrics.peak("server")
 
     def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:
@@ -90,10 +95,50 @@ class CallReply:
     """Metrics of its clients, in their order, up to the first that failed."""
     failure: Failure | None
     """Failure of the first client that failed; those after it have not been trained."""
+    node: str
+    """Node of the actor, by Ray's identifier."""
     memory: dict[str, float]
     """Peak memory of the process in MB, as ``RoundOutcome.memory``, under the name ``client``."""
     without_gpu: bool
     """The process has a share of a GPU by Ray, and its torch sees none."""
+
+
+def packed(part: Part) -> PackedPart:
+    """Return a part on its way, read where it lies until it is serialized."""
+    whole = {client: messages.pack(update, copy=False) for client, update in part.whole.items()}
+    return PackedPart(messages.pack(part.sums, copy=False) if part.sums else None, part.norms, whole)
+
+
+@ray.remote
+class NodeSumActor:
+    """The sums over the clients of a node: a branch of the tree whose root is the server."""
+
+    def __init__(self) -> None:
+        one_thread()
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        self._gathering: tuple[str, Gathering] | None = None  # of a run in a round
+
+    def ping(self) -> None:
+        """Answer: the actor is alive."""
+
+    def collect(self, key: str, run_spec: list[Any], grid: Grid | None, part: PackedPart) -> None:
+        """Take in what a call gave. key: of run and round; another one begins anew. run_spec: a reference."""
+        if self._gathering is None or self._gathering[0] != key:
+            spec: RunSpec = ray.get(run_spec[0])
+            self._gathering = key, Gathering(spec.experiment.method, spec.data().cards())
+            self._gathering[1].begin(grid)
+        gathering, received = self._gathering[1], part.unpack()
+        gathering.add_part(received)
+        for client, update in received.whole.items():
+            gathering.add(client, update)
+        gathering.flush()
+
+    def part(self, key: str) -> PackedPart:
+        """Return the sums of a round, and forget them."""
+        assert self._gathering is not None
+        assert self._gathering[0] == key
+        gathering, self._gathering = self._gathering[1], None
+        return packed(gathering.part())
 
 
 @ray.remote
@@ -106,6 +151,7 @@ class ClientActor:
         self.without_gpu = gpus > 0 and self.device.type == "cpu"
         self.runners: dict[str, ClientRunner] = {}
         self._broadcast: tuple[str, int, Any] = ("", -1, None)  # run, round, what is sent in it
+        self._gatherings: dict[str, Gathering] = {}
 
     def open(self, run: str, run_spec: list[Any]) -> None:
         """Get ready for ``run``, ahead of ``fit``, which meets any error again and reports it.
@@ -127,7 +173,7 @@ class ClientActor:
         broadcast: list[Any],
         *inputs: messages.Packed | None,
     ) -> tuple[Any, ...]:
-        """Return the updates of the clients, then the memory of each, then a ``CallReply``.
+        """Return a ``PackedPart`` of the clients' updates, then the memory of each, then a ``CallReply``.
 
         broadcast: a reference in a list, like ``run_spec``, which is fetched once a round. inputs: every client's
         memory, None where it has none yet; then, where the method sends any, the message to each client alone. They
@@ -136,43 +182,57 @@ class ClientActor:
         self.open(run, run_spec)
         count = len(clients)
         memories, client_messages = inputs[:count], inputs[count:] or (None,) * count
-        packed = self._fetch_broadcast(run, round_, broadcast)
-        updates, metrics, failure = list[messages.Packed](), list[FitMetrics](), None
+        sent, grid = self._fetch_broadcast(run, round_, broadcast)
+        gathering, whole = self._gathering(run, grid), dict[int, messages.Packed]()
+        metrics, failure = list[FitMetrics](), None
         new_memories: list[messages.Packed | None] = [None] * count
         for index, client in enumerate(clients):
             memory, client_message = _unpack(memories[index]), _unpack(client_messages[index])
             try:
                 # each client gets a copy of its own
-                result = self.runners[run].fit(client, round_, messages.unpack(packed), memory, client_message)
+                result = self.runners[run].fit(client, round_, messages.unpack(sent), memory, client_message)
             except PreparedDataError:
                 raise
             except Exception as error:  # any other fault of a client costs that client only
                 failure = Failure(client, first_line(error), fault_kind(error))
                 break
             sizes = [messages.nbytes(m) for m in (result.update, client_message, result.memory)]
-            updates.append(messages.pack(result.update, copy=False))
+            if grid is None or count == 1:
+                whole[client] = messages.pack(result.update, copy=False)
+            else:
+                gathering.add(client, result.update)
             new_memories[index] = messages.pack(result.memory, copy=False)
             metrics.append(FitMetrics(result.loss, result.seconds, *sizes))
-        reply = CallReply(tuple(metrics), failure, system_metrics.peak("client"), self.without_gpu)
-        return updates, *new_memories, reply
+        node = ray.get_runtime_context().get_node_id()
+        reply = CallReply(tuple(metrics), failure, node, system_metrics.peak("client"), self.without_gpu)
+        summed = packed(gathering.part())
+        return replace(summed, whole={**summed.whole, **whole}), *new_memories, reply
 
-    def _fetch_broadcast(self, run: str, round_: int, reference: list[Any]) -> messages.Packed:
+    def _gathering(self, run: str, grid: Grid | None) -> Gathering:
+        """Return sums over the clients of a call, none yet, in memory that is used again."""
+        if run not in self._gatherings:
+            runner = self.runners[run]
+            self._gatherings[run] = Gathering(runner.training.method, runner.all_cards)
+        self._gatherings[run].begin(grid)
+        return self._gatherings[run]
+
+    def _fetch_broadcast(self, run: str, round_: int, reference: list[Any]) -> tuple[messages.Packed, Grid | None]:
         """Return what the server sends in a round, fetched once."""
         if self._broadcast[:2] != (run, round_):
             self._broadcast = run, round_, ray.get(reference[0])
-        out: messages.Packed = self._broadcast[2]
+        out: tuple[messages.Packed, Grid | None] = self._broadcast[2]
         return out
 
     def scores(
         self,
         run: str,
         run_spec: list[Any],
-        sent: messages.Packed,
+        sent: tuple[messages.Packed, Grid | None],
         memory: messages.Packed | None,
         splits: Sequence[str],
     ) -> dict[str, Scores]:
         self.open(run, run_spec)
-        return self.runners[run].scores(messages.unpack(sent), _unpack(memory), splits)
+        return self.runners[run].scores(messages.unpack(sent[0]), _unpack(memory), splits)
 
     def initial_message(self, run: str, run_spec: list[Any], client: int) -> messages.Packed:
         self.open(run, run_spec)
@@ -180,6 +240,7 @@ class ClientActor:
 
     def release_run(self, run: str) -> None:
         self.runners.pop(run, None)
+        self._gatherings.pop(run, None)
         self._broadcast = ("", -1, None)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -19,12 +20,11 @@ from anchorfl.pipeline.cluster.layout import layout
 from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Cohort, Failure, RoundOutcome
 from anchorfl.pipeline.execution.executor import NEXT, OnProgress, scored_as
-from anchorfl.pipeline.execution.ray_actors import CallReply, UpdateRef
+from anchorfl.pipeline.execution.ray_actors import CallReply
 from anchorfl.pipeline.execution.ray_errors import cause_of, died_before, is_lost, lost, node_died, ray_kind
 from anchorfl.pipeline.execution.scheduler import (
     LOOK_EVERY,
     Dispatch,
-    FitRefs,
     InFlightCall,
     PendingRound,
     StartCall,
@@ -37,6 +37,16 @@ from anchorfl.tasks.errors import PreparedDataError, first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 
+@dataclass
+class _Collected:
+    """What was handed on in a round, and not waited for."""
+
+    calls: list[Any] = field(default_factory=list)
+    """References of calls that take parts in."""
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """Actors that have a node's sums, by node."""
+
+
 class RayExecutor:
     """The executor of a run on a pool of actors. Same bits as SerialExecutor on CPUs."""
 
@@ -45,6 +55,7 @@ class RayExecutor:
         experiment = run_spec.experiment
         self.run_spec, self.federation, self.clients = run_spec, experiment.federation, experiment.task.clients
         self.sends_client_messages = experiment.method.sends_client_messages
+        self.sums_on_nodes = experiment.cluster.sum_on_nodes and experiment.method.sums
         self.at_clients = experiment.method.evaluate_on == "clients"
         self.owns_pool = actor_pool is None
         self.actor_pool = actor_pool or ActorPool(layout(experiment.cluster, experiment.task.clients))
@@ -55,7 +66,8 @@ class RayExecutor:
         self._open()
 
     def _dispatch(self, *, several: bool) -> Dispatch:
-        return Dispatch(self.layout.actors, self.layout.concurrent, self.rows, several)
+        sums = self.run_spec.experiment.method.sums
+        return Dispatch(self.layout.actors, self.layout.concurrent, self.rows, several, sums)
 
     def _open(self) -> None:
         self.run, self._opened = self.actor_pool.open(self.run_spec)
@@ -71,7 +83,7 @@ class RayExecutor:
         return None
 
     def _begin(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int]) -> PendingRound:
-        broadcast, size = self.server.broadcast.options(num_returns=2).remote(self.run, round_)
+        broadcast, size, grid = self.server.broadcast.options(num_returns=3).remote(self.run, round_)
 
         def fit(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
             inputs = [self.memories.get(c) for c in clients]
@@ -84,30 +96,56 @@ class RayExecutor:
 
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
         cohort.waiting = self.dispatch.ordered(selected)
-        return PendingRound(round_, cohort, fit, self._get(size))  # a fault of the server is none of a client
+        return PendingRound(round_, cohort, fit, self._get(size), grid)  # a fault of the server is none of a client
 
     def round(
         self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()
     ) -> RoundOutcome:
         pending = self._take_prefetched(round_) or self._begin(round_, selected, backup_clients)
-        cohort, results = pending.cohort, dict[int, FitRefs]()
+        cohort, memories, collected = pending.cohort, dict[int, Any](), _Collected()
         peaks, without_gpu = dict[str, float](), set[int]()
         while True:
             for call, reply in self._replies(cohort, self.dispatch, pending.fit, pending.running, on_progress):
-                results |= self._record(call, reply, cohort)
+                part, *kept = call.parts
+                self._collect(pending, part, reply.node, collected)
+                memories |= dict(zip(call.clients[: len(reply.metrics)], kept, strict=False))
+                self._record(call, reply, cohort)
                 peaks |= {k.replace("client", f"actor_{call.slot:03d}"): v for k, v in reply.memory.items()}
                 without_gpu |= {call.slot} if reply.without_gpu else set()
             cohort.check_quorum()
             try:
-                counts, server_peak = self._aggregate(round_, {c: results[c] for c in cohort.answered})
+                self._complete(pending, collected)
+                counts, server_peak = self._get(self.server.aggregate.remote(self.run, round_, cohort.answered))
                 break
             except RejectedError as error:
                 cohort.reject(error)
-        self.memories |= {c: results[c].memory for c in cohort.metrics}
+        self.memories |= {c: memories[c] for c in cohort.metrics}
         self.dispatch.update_timings(cohort.metrics.values())
         if without_gpu:
             counts = counts | {WITHOUT_GPU: len(without_gpu) + counts.get(WITHOUT_GPU, 0.0)}
         return cohort.outcome(pending.sent, peaks | server_peak, counts)
+
+    def _collect(self, pending: PendingRound, part: Any, node: str, collected: _Collected) -> None:
+        """Hand what a call gave to the server, or to the sums of its node, which take it in while others train."""
+        if not self.sums_on_nodes:
+            collected.calls.append(self.server.collect.remote(self.run, pending.number, part))
+            return
+        actor = collected.nodes[node] = self.actor_pool.node_sum(node)
+        key, run_spec = f"{self.run}-{pending.number}", self.actor_pool.run_specs[self.run]
+        collected.calls.append(actor.collect.remote(key, run_spec, pending.grid, part))
+
+    def _complete(self, pending: PendingRound, collected: _Collected) -> None:
+        """Wait until the server has all that was collected."""
+        for actor in collected.nodes.values():
+            part = actor.part.remote(f"{self.run}-{pending.number}")
+            collected.calls.append(self.server.collect.remote(self.run, pending.number, part))
+        for call in collected.calls:
+            try:
+                self._get(call)
+            except RayError as error:  # a node left before its sums could start
+                raise lost(error) from error
+        collected.calls.clear()
+        collected.nodes.clear()
 
     def _take_prefetched(self, round_: int) -> PendingRound | None:
         """Return the round that was begun ahead, if it is this one; cancel another one."""
@@ -116,10 +154,9 @@ class RayExecutor:
         pending, self._next = self._next, None
         return pending
 
-    def _record(self, call: InFlightCall, reply: CallReply, cohort: Cohort) -> dict[int, FitRefs]:
-        """Note in the cohort what a call gave; return the references of its clients' results.
-
-        Where a client failed, those after it have not been trained yet, and wait again.
+    def _record(self, call: InFlightCall, reply: CallReply, cohort: Cohort) -> None:
+        """Note in the cohort what a call gave. Where a client failed, those after it have not been trained yet, and
+        wait again.
         """
         done = len(reply.metrics)
         cohort.metrics |= dict(zip(call.clients, reply.metrics, strict=False))
@@ -127,16 +164,6 @@ class RayExecutor:
             self.actor_pool.kill_actor(call.slot)  # the next attempt gets a fresh process
             cohort.fail(reply.failure)
             cohort.waiting.extend(call.clients[done + 1 :])
-        updates, *memories = call.parts
-        return {client: FitRefs(updates, index, memories[index]) for index, client in enumerate(call.clients[:done])}
-
-    def _aggregate(self, round_: int, results: Mapping[int, FitRefs]) -> tuple[dict[str, float], dict[str, float]]:
-        """Ask the server to aggregate these clients' updates; return its counts and its peak memory."""
-        batches = list(dict.fromkeys(result.updates for result in results.values()))
-        refs = {client: UpdateRef(batches.index(result.updates), result.index) for client, result in results.items()}
-        out: tuple[dict[str, float], dict[str, float]]
-        out = self._get(self.server.aggregate.remote(self.run, round_, refs, *batches))
-        return out
 
     def _replies(
         self,
@@ -284,7 +311,7 @@ class RayExecutor:
 
     def _scores_at_clients(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Score the clients' own models where they are. Raise QuorumError where one of them cannot be scored."""
-        broadcast, size = self.server.broadcast.options(num_returns=2).remote(self.run, NEXT)
+        broadcast, size, _ = self.server.broadcast.options(num_returns=3).remote(self.run, NEXT)
         self._get(size)  # a fault of the server is none of a client
         models = scored_as(self.clients, self.memories)
         cohort = Cohort(list(dict.fromkeys(models)), (), self.federation.retries, 1.0)

@@ -43,12 +43,15 @@ class Dispatch:
     """Rows of data of every client."""
     several: bool = True
     """A call may be for more than one client; not under a deadline, which is one client's."""
+    sums: bool = False
+    """A call returns one sum for all its clients, and not an update of each."""
     _per_client: tuple[float, int] | None = None  # in the last round: median seconds, most bytes
     _isolated: set[int] = field(default_factory=set)
 
     def update_timings(self, metrics: Collection[FitMetrics]) -> None:
         """Learn from a finished round how many clients may share a call in the next one."""
-        self._per_client = median(m.seconds for m in metrics), max(m.bytes_up + m.bytes_kept for m in metrics)
+        size = max(m.bytes_kept + (0 if self.sums else m.bytes_up) for m in metrics)
+        self._per_client = median(m.seconds for m in metrics), size
         self._isolated.clear()
 
     def isolate(self, clients: Iterable[int]) -> None:
@@ -117,17 +120,6 @@ class InFlightCall:
     """Reference of the actor's sign of life just before the call; None where the actor was started for the call."""
 
 
-@dataclass(frozen=True, slots=True)
-class FitRefs:
-    """References of what a client's training gave; the driver never fetches them."""
-
-    updates: Any
-    """Updates of all clients of its call."""
-    index: int
-    """Index of its update among them."""
-    memory: Any
-
-
 StartCall = Callable[[Any, Sequence[int]], Sequence[Any]]
 """Calls an actor for clients: (actor, clients) -> references, the reply's last."""
 
@@ -141,6 +133,8 @@ class PendingRound:
     fit: StartCall
     sent: int
     """Bytes of the broadcast, to every client."""
+    grid: Any
+    """Reference of the grid on which updates are summed."""
     running: dict[Any, InFlightCall] = field(default_factory=dict)
     """Calls in flight, by the reference of the reply."""
 

@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.exact_sums import Grid
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Failure, FitMetrics
 from anchorfl.pipeline.execution.shared_memory import Placed, SharedMemory
 from anchorfl.pipeline.training.client import ClientRunner, device_for
 from anchorfl.pipeline.training.errors import fault_kind
+from anchorfl.pipeline.training.gathering import Gathering
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.tasks.errors import PreparedDataError, first_line
 from anchorfl.tasks.metrics.scores import Scores
@@ -50,13 +52,20 @@ class FitRequest:
     clients: Sequence[int]
     memories: Sequence[Placed | None]
     client_messages: Sequence[Placed | None]
+    grid: Grid | None
+    """On which several clients' updates are summed here; None: the server gets each."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitReply:
     """The trained clients of a call, in their order, up to the first that failed."""
 
-    updates: Sequence[Placed]
+    sums: Placed | None
+    """``ExactSums.message`` of several clients."""
+    norms: Mapping[int, float]
+    """Norms of the weights of those in the sums."""
+    whole: Mapping[int, Placed]
+    """Updates of the other clients."""
     memories: Sequence[Placed]
     metrics: Sequence[FitMetrics]
     failure: Failure | None
@@ -103,6 +112,7 @@ class Worker:
         self.connection, self.specification = connection, specification
         self.broadcast, self.into, self.out = broadcast, into, out
         self.space: dict[str, npt.NDArray[Any]] = {}
+        self._copied: Placed | None = None  # whose message lies in ``space``
         self.round = -1
 
     def serve(self) -> None:
@@ -137,11 +147,18 @@ class Worker:
         run_spec: RunSpec = pickle.loads(self.specification.get(self.opened.run_spec).buffers["uint8"].data)
         return ClientRunner(run_spec, device_for(run_spec.experiment.cluster.client_gpus, must=True))
 
+    @cached_property
+    def gathering(self) -> Gathering:
+        """Sums over the clients of a call."""
+        return Gathering(self.runner.training.method, self.runner.all_cards)
+
     def fit(self, request: FitRequest) -> FitReply:
-        if request.round != self.round:  # the server is done with what lies there
+        if request.grid is not None or request.round != self.round:  # the server is done with what lies there
             self.round = request.round
             self.out.clear()
-        updates, memories, metrics, failure = list[Placed](), list[Placed](), list[FitMetrics](), None
+        gathering, whole, failure = self.gathering, dict[int, Placed](), None
+        gathering.begin(request.grid)
+        memories, metrics = list[Placed](), list[FitMetrics]()
         for client, kept, sent in zip(request.clients, request.memories, request.client_messages, strict=True):
             memory, client_message, broadcast = self._own(kept), self._own(sent), self._copy(request.broadcast)
             try:
@@ -152,10 +169,16 @@ class Worker:
                 failure = Failure(client, first_line(error), fault_kind(error))
                 break
             sizes = [messages.nbytes(m) for m in (result.update, client_message, result.memory)]
-            updates.append(self._answer(result.update))
+            if request.grid is None or len(request.clients) == 1:
+                whole[client] = self._answer(result.update)
+            else:
+                gathering.add(client, result.update)
             memories.append(self._answer(result.memory))
             metrics.append(FitMetrics(result.loss, result.seconds, *sizes))
-        return FitReply(updates, memories, metrics, failure, system_metrics.peak("worker"))
+        part = gathering.part()
+        whole |= {client: self._answer(update) for client, update in part.whole.items()}
+        sums = self._answer(part.sums) if part.sums else None
+        return FitReply(sums, part.norms, whole, memories, metrics, failure, system_metrics.peak("worker"))
 
     def scores(self, request: ScoresRequest) -> dict[str, Scores]:
         return self.runner.scores(self._copy(request.broadcast), self._own(request.memory), request.splits)
@@ -166,12 +189,19 @@ class Worker:
 
     def _copy(self, placed: Placed) -> Any:
         """Return what the server sends, each client a copy, in memory that the client before is done with."""
-        packed = self.broadcast.get(placed)
-        for kind, buffer in packed.buffers.items():
-            if kind not in self.space or len(self.space[kind]) != len(buffer):
-                self.space[kind] = np.empty_like(buffer)
+        if placed is not self._copied:
+            sent = self.broadcast.get(placed)
+            kept = {kind: self._space(kind, buffer) for kind, buffer in sent.buffers.items()}
+            self._copied, self._sent = placed, sent
+            self._message = messages.unpack(messages.Packed(sent.skeleton, kept), copy=False)
+        for kind, buffer in self._sent.buffers.items():
             np.copyto(self.space[kind], buffer)
-        return messages.unpack(messages.Packed(packed.skeleton, {k: self.space[k] for k in packed.buffers}), copy=False)
+        return self._message
+
+    def _space(self, kind: str, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if kind not in self.space or len(self.space[kind]) != len(buffer):
+            self.space[kind] = np.empty_like(buffer)
+        return self.space[kind]
 
     def _own(self, placed: Placed | None) -> Any:
         return {} if placed is None else messages.unpack(self.into.get(placed))

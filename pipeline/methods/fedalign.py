@@ -12,7 +12,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -21,8 +20,10 @@ from anchorfl.pipeline.algorithm.contract import (
     Method,
     ServerContext,
     ServerState,
+    Tensors,
     Update,
 )
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.optimizers import make
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
@@ -165,17 +166,22 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     def trainer(self, ctx: ClientContext[AlignState]) -> AlignTrainer:
         return AlignTrainer(ctx, self)
 
-    def aggregate(
-        self, state: AlignState, results: Sequence[ClientResult[AlignUpdate]], ctx: ServerContext
-    ) -> AlignState:
-        labeled = [r for r in results if bool(r.card.count_C.any())]
-        counted = labeled if self.skip_unlabeled_clients and labeled else results
-        theta = ctx.average([r.update.weights for r in counted], [1] * len(counted))
-        rows = [(r.update.weights[CLASS_EMBEDDINGS], self.classes_of(r)) for r in results]
-        rows_CD = rows_by_holder(state.weights[CLASS_EMBEDDINGS], rows)
-        return replace(state, weights=theta | {CLASS_EMBEDDINGS: rows_CD})
+    def contribution(self, result: ClientResult[AlignUpdate]) -> Contribution:
+        rows_CD, theta = result.update.weights[CLASS_EMBEDDINGS], without_rows(result.update.weights)
+        counts = not self.skip_unlabeled_clients or bool(result.card.count_C.any())
+        terms = {"theta": Term(theta, int(counts)), "unlabeled": Term(theta, int(not counts))}
+        return Contribution(terms | {"rows": Term({CLASS_EMBEDDINGS: rows_CD}, self.classes_of(result).double())})
+
+    def merge(self, state: AlignState, means: Means, ctx: ServerContext) -> AlignState:
+        theta = means.values.get("theta") or means["unlabeled"]  # where no client of the round has a labeled row
+        return replace(state, weights={**state.weights, **theta, **means.rows("rows", state.weights)})
 
     def classes_of(self, result: ClientResult[AlignUpdate]) -> Tensor:
         """Return the classes whose embeddings a client's update counts for, bool [C]."""
         identified_C = result.card.identified_C
         return identified_C | result.update.pseudo_C if self.aggregate_pseudo else identified_C
+
+
+def without_rows(weights: Tensors) -> Tensors:
+    """Return all weights but the class embeddings."""
+    return {name: value for name, value in weights.items() if name != CLASS_EMBEDDINGS}

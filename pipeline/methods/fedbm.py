@@ -6,13 +6,12 @@ Facts and readings: docs/methods/fedbm.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from anchorfl.pipeline.algorithm.aggregation import Weighting, client_weights
+from anchorfl.pipeline.algorithm.aggregation import Weighting
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -23,6 +22,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     GENERATOR,
@@ -134,12 +134,13 @@ class FedBM(Method[BMState, Update]):
             return state, 1
         return replace(state, version=torch.ones_like(state.version)), self.generator_every
 
-    def aggregate(self, state: BMState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> BMState:
-        weight_of = client_weights([r.card for r in results], self.weighting)
-        mean = ctx.average([r.update.weights for r in results], weight_of)
-        weights = mean | frozen_part(state.weights)
+    def contribution(self, result: ClientResult[Update]) -> Contribution:
+        return Contribution({"weights": Term(result.update.weights, self.client_weight(result.card))})
+
+    def merge(self, state: BMState, means: Means, ctx: ServerContext) -> BMState:
+        weights = means["weights"] | frozen_part(state.weights)
         seen_version_I = state.seen_version_I.clone()
-        seen_version_I[[r.card.client for r in results]] = state.version
+        seen_version_I[list(means.clients)] = state.version
         state = replace(state, weights=weights, seen_version_I=seen_version_I)
         # after the last round nobody would see what it learns
         if not self.cgde or ctx.round % self.generator_every or ctx.round == ctx.rounds:

@@ -6,13 +6,12 @@ Facts, and where paper and codes differ: docs/methods/feddyn.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.aggregation import Weighting, client_weights, mean_of
+from anchorfl.pipeline.algorithm.aggregation import Weighting
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -24,6 +23,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 
 GRADIENT = "gradient."
@@ -99,12 +99,20 @@ class FedDyn(Method[DynState, Update]):
     def trainer(self, ctx: ClientContext[DynState]) -> DynTrainer:
         return DynTrainer(ctx, self.alpha)
 
-    def aggregate(self, state: DynState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> DynState:
-        cards, trained = [r.card for r in results], [r.update.weights for r in results]
-        weight_of = client_weights(cards, self.weighting)
-        share = sum(weight_of) / sum(client_weights(ctx.cards, self.weighting))
-        weights = mean_of(trained, client_weights(cards, "samples"))
-        mean = weights if self.weighting == "samples" else mean_of(trained, weight_of)
-        x = self.sent(state)
+    def contribution(self, result: ClientResult[Update]) -> Contribution:
+        weights = result.update.weights
+        terms = {"weights": Term(weights, self.client_weight(result.card))}
+        if self.weighting == "uniform" and not all(value.is_floating_point() for value in weights.values()):
+            # BatchNorm, which counts its batches; what it has seen is samples, whatever the mean of parameters is of
+            terms["buffers"] = Term(weights, result.card.num_examples)
+        return Contribution(terms)
+
+    def largest_weights(self, rows_I: Tensor) -> dict[str, Tensor]:
+        return super().largest_weights(rows_I) | {"buffers": rows_I.double()}
+
+    def merge(self, state: DynState, means: Means, ctx: ServerContext) -> DynState:
+        share = float(means.weight["weights"]) / self.total_weight(ctx.cards)
+        mean, x = means["weights"], self.sent(state)
         drift = {name: h - self.alpha * share * (mean[name] - x[name]) for name, h in state.drift.items()}
-        return DynState(weights | {name: mean[name] for name in drift}, drift)
+        buffers = means.values.get("buffers", mean)
+        return DynState(buffers | {name: mean[name] for name in drift}, drift)

@@ -6,7 +6,6 @@ Facts, and where paper and code differ: docs/methods/fednh.md. Shape suffixes: N
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +23,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Supports,
     Update,
 )
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 
 PROTOTYPES = "head.rows"
 """Name of the prototypes in the model's weights."""
@@ -77,19 +77,26 @@ class FedNH(Averaging):
     def trainer(self, ctx: ClientContext[ServerState]) -> PrototypeTrainer:
         return PrototypeTrainer(ctx)
 
-    def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
-        weights = super().aggregate(state, results, ctx).weights
-        return ServerState(weights | {PROTOTYPES: self.smoothed(state.weights[PROTOTYPES], results)})
+    def contribution(self, result: ClientResult[Update]) -> Contribution:
+        theta = {name: value for name, value in result.update.weights.items() if name != PROTOTYPES}
+        rows = {PROTOTYPES: result.update.weights[PROTOTYPES]}
+        weight, count_C = self.client_weight(result.card), result.card.count_C.double()
+        return Contribution({"weights": Term(theta, weight), "prototypes": Term(rows, count_C)})
 
-    def smoothed(self, rows_CD: Tensor, results: Sequence[ClientResult[Update]]) -> Tensor:
+    def largest_weights(self, rows_I: Tensor) -> dict[str, Tensor]:
+        return super().largest_weights(rows_I) | {"prototypes": rows_I.double()}
+
+    def merge(self, state: ServerState, means: Means, ctx: ServerContext) -> ServerState:
+        mean_CD = means.values.get("prototypes", state.weights)[PROTOTYPES]
+        rows_CD = self.smoothed(state.weights[PROTOTYPES], mean_CD, means.weight["prototypes"] > 0)
+        return ServerState({**state.weights, **means["weights"], PROTOTYPES: rows_CD})
+
+    def smoothed(self, rows_CD: Tensor, mean_CD: Tensor, has_C: Tensor) -> Tensor:
         """Return the prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its
-        class. Summed in float64, in the order of clients.
+        class (has_C, bool). mean_CD: the clients' prototypes, over samples.
         """
         if self.rho == 1:
             return rows_CD  # bringing them back to length 1 would round them
-        total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64)
-        for r in results:
-            total_CD += r.card.count_C.double()[:, None] * r.update.weights[PROTOTYPES].double()
-        mean_CD = F.normalize(total_CD, dim=-1)
+        mean_CD = F.normalize(mean_CD.double(), dim=-1)
         moved_CD = F.normalize(self.rho * rows_CD.double() + (1 - self.rho) * mean_CD, dim=-1).to(rows_CD.dtype)
-        return torch.where(total_CD.any(-1, keepdim=True), moved_CD, rows_CD)
+        return torch.where(has_C[:, None] & mean_CD.any(-1, keepdim=True), moved_CD, rows_CD)

@@ -6,7 +6,6 @@ micro-batch, C classes, K classes that the client has rows of, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from anchorfl.models.classifier import Classifier
-from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -26,6 +24,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.parameters import PERSONAL, below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
@@ -101,6 +100,7 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
     """
 
     name = "fedproto"
+    averaged = ("rows_CD",)
     evaluate_on = "clients"
     # no tensor is sent whole: every prototype is of the clients that have its class
     supports = Supports(kinds=("single",), robust=())
@@ -128,13 +128,13 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
     def trainer(self, ctx: ClientContext[ProtoState]) -> ProtoTrainer:
         return ProtoTrainer(ctx, self.lambda_)
 
-    def aggregate(
-        self, state: ProtoState, results: Sequence[ClientResult[ProtoUpdate]], ctx: ServerContext
-    ) -> ProtoState:
-        sent, held_C = [], state.held_C
-        for update in (r.update for r in results):
-            rows_CD = torch.zeros_like(state.rows_CD)
-            rows_CD[update.held_C] = update.rows_KD
-            sent.append((rows_CD, update.held_C))
-            held_C = held_C | update.held_C
-        return ProtoState({}, rows_by_holder(state.rows_CD, sent), held_C)
+    def contribution(self, result: ClientResult[ProtoUpdate]) -> Contribution:
+        held_C, rows_KD = result.update.held_C, result.update.rows_KD
+        rows_CD = rows_KD.new_zeros(len(held_C), rows_KD.shape[1])
+        rows_CD[held_C] = rows_KD
+        return Contribution({"rows_CD": Term({"rows_CD": rows_CD}, held_C.double())})
+
+    def merge(self, state: ProtoState, means: Means, ctx: ServerContext) -> ProtoState:
+        before = {"rows_CD": state.rows_CD}
+        rows_CD = (before | means.rows("rows_CD", before))["rows_CD"]
+        return ProtoState({}, rows_CD, state.held_C | (means.weight["rows_CD"] > 0))

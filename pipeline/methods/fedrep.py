@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anchorfl.models.classifier import Classifier
-from anchorfl.pipeline.algorithm.aggregation import Weighting, client_weights
+from anchorfl.pipeline.algorithm.aggregation import Weighting
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -25,6 +25,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.optimizers import make
 from anchorfl.pipeline.algorithm.parameters import PERSONAL, below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
@@ -118,11 +119,12 @@ class FedRep(Method[ServerState, RepUpdate]):
     def trainer(self, ctx: ClientContext[ServerState]) -> RepTrainer:
         return RepTrainer(ctx, self)
 
-    def aggregate(
-        self, state: ServerState, results: Sequence[ClientResult[RepUpdate]], ctx: ServerContext
-    ) -> ServerState:
-        weight_of = client_weights([r.card for r in results], self.weighting)
-        return ServerState(ctx.average([r.update.weights | r.update.head for r in results], weight_of))
+    def contribution(self, result: ClientResult[RepUpdate]) -> Contribution:
+        update = result.update
+        return Contribution({"weights": Term(update.weights | update.head, self.client_weight(result.card))})
+
+    def merge(self, state: ServerState, means: Means, ctx: ServerContext) -> ServerState:
+        return ServerState(means["weights"])
 
 
 def split_head(weights: Tensors) -> tuple[Tensors, Tensors]:

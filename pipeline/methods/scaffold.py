@@ -5,13 +5,13 @@ Facts, and where paper and codes differ: docs/methods/scaffold.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.aggregation import Weighting, client_weights, mean_of
+from anchorfl.pipeline.algorithm.aggregation import Weighting
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -23,6 +23,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
@@ -86,6 +87,7 @@ class Scaffold(Method[ControlState, ControlUpdate]):
     """
 
     name = "scaffold"
+    averaged = ("weights", "control")
     # c is the mean of the clients' c_i, which any other aggregation would part from it
     supports = Supports(robust=())
 
@@ -106,14 +108,16 @@ class Scaffold(Method[ControlState, ControlUpdate]):
     def trainer(self, ctx: ClientContext[ControlState]) -> ScaffoldTrainer:
         return ScaffoldTrainer(ctx)
 
-    def aggregate(
-        self, state: ControlState, results: Sequence[ClientResult[ControlUpdate]], ctx: ServerContext
-    ) -> ControlState:
-        weight_of = client_weights([r.card for r in results], self.weighting)
-        weights = mean_of([r.update.weights for r in results], weight_of)
+    def contribution(self, result: ClientResult[ControlUpdate]) -> Contribution:
+        weight = self.client_weight(result.card)
+        return Contribution(
+            {"weights": Term(result.update.weights, weight), "control": Term(result.update.control, weight)}
+        )
+
+    def merge(self, state: ControlState, means: Means, ctx: ServerContext) -> ControlState:
+        weights, change = means["weights"], means["control"]
         if self.server_lr != 1:
             for name in state.control:
                 weights[name] = torch.lerp(state.weights[name], weights[name], self.server_lr)
-        change = mean_of([r.update.control for r in results], weight_of)
-        share = sum(weight_of) / sum(client_weights(ctx.cards, self.weighting))
+        share = float(means.weight["control"]) / self.total_weight(ctx.cards)
         return ControlState(weights, {name: c + share * change[name] for name, c in state.control.items()})

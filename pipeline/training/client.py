@@ -12,6 +12,7 @@ import torch
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
+from anchorfl.pipeline.training.allocator import keep_freed_memory
 from anchorfl.pipeline.training.evaluation import Scoring
 from anchorfl.pipeline.training.local_training import FitResult, fit
 from anchorfl.pipeline.training.row_cache import RowCache
@@ -49,6 +50,7 @@ class ClientRunner:
     """Trains any client of the run; what it keeps between calls is only what it could read again."""
 
     def __init__(self, run_spec: RunSpec, device: torch.device = CPU) -> None:
+        keep_freed_memory()
         self.device = device
         self.training = run_spec.training()
         self.prepared = run_spec.data()
@@ -64,11 +66,12 @@ class ClientRunner:
     ) -> FitResult[Any]:
         """Train a client in a round; a pure function of the arguments. Its result lies on the CPU."""
         card, rows = self._client(client)
-        broadcast, memory = messages.to(broadcast, self.device), messages.to(memory or self.first_memory, self.device)
-        client_message = messages.to(client_message or {}, self.device)
-        result = fit(self.training, self.model, card, rows, broadcast, memory, round_, client_message)
+        memory, client_message = memory or self.first_memory, client_message or {}
         if self.device == CPU:
-            return result
+            return fit(self.training, self.model, card, rows, broadcast, memory, round_, client_message)
+        broadcast, memory = messages.to(broadcast, self.device), messages.to(memory, self.device)
+        sent = messages.to(client_message, self.device)
+        result = fit(self.training, self.model, card, rows, broadcast, memory, round_, sent)
         return replace(result, update=messages.to(result.update, CPU), memory=messages.to(result.memory, CPU))
 
     @cached_property

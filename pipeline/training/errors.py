@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 FaultKind = Literal["exception", "crash", "deadline", "memory", "rejected"]
@@ -15,14 +15,16 @@ class UpdateError(RuntimeError):
 
 
 class RejectedError(RuntimeError):
-    """The server refuses updates, and has merged none. ``reasons``: client -> one line."""
+    """The server refuses updates, and has merged none. ``reasons``: client -> one line; ``again``: clients whose
+    updates are lost with them, through no fault of theirs.
+    """
 
-    def __init__(self, reasons: Mapping[int, str]) -> None:
+    def __init__(self, reasons: Mapping[int, str], again: Sequence[int] = ()) -> None:
         super().__init__("; ".join(f"client {client}: {reason}" for client, reason in reasons.items()))
-        self.reasons = dict(reasons)
+        self.reasons, self.again = dict(reasons), tuple(again)
 
-    def __reduce__(self) -> tuple[type[RejectedError], tuple[dict[int, str]]]:
-        return type(self), (self.reasons,)  # it travels from the server actor to the driver
+    def __reduce__(self) -> tuple[type[RejectedError], tuple[dict[int, str], tuple[int, ...]]]:
+        return type(self), (self.reasons, self.again)  # it travels from the server actor to the driver
 
 
 class QuorumError(RuntimeError):

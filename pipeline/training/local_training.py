@@ -21,7 +21,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer, Method, S, Tensors, U
 from anchorfl.pipeline.algorithm.options import OptimizerOptions, in_round
-from anchorfl.pipeline.algorithm.parameters import load_sent
+from anchorfl.pipeline.algorithm.parameters import load_sent, parts_of, set_training
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.training.cuda_graphs import Replay, Step, side_stream
 from anchorfl.pipeline.training.errors import UpdateError
@@ -82,8 +82,8 @@ def fit(
     if not len(data):
         raise UpdateError(f"client {client} has no training rows")
     load_sent(model, broadcast.weights)
-    model.train().requires_grad_(True)
-    device = next(model.parameters()).device
+    set_training(model)
+    device = parts_of(model)[1][0].device
     model.reseed(torch_rng(seed, "client", client, "round", round_, "dropout", device=device))
     ctx = ClientContext(
         model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,

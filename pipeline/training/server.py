@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.aggregation import norm_of, out_of_scale
+from anchorfl.pipeline.algorithm.aggregation import LARGEST_RATIO, mean_of, norm_of, out_of_scale
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors
+from anchorfl.pipeline.algorithm.exact_sums import Grid, bounds_of
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.algorithm.update_filters import filters_of
 from anchorfl.pipeline.training.client import CPU
 from anchorfl.pipeline.training.errors import RejectedError
 from anchorfl.pipeline.training.evaluation import Scoring, evaluate
+from anchorfl.pipeline.training.gathering import Gathering, Part
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.prepared import SERVER_SPLITS
 from anchorfl.tasks.metrics.scores import Floats, Scores
+
+
+@dataclass
+class _Round:
+    """A round whose updates come in."""
+
+    number: int
+    sent: ServerState
+    """What they are held against."""
+    norm: float
+    """Of the weights that were sent."""
+    grid: Grid | None
+    gathering: Gathering
+    faults: dict[int, str] = field(default_factory=dict)
+    """Client -> why its update cannot be merged."""
 
 
 class Server:
@@ -44,6 +61,9 @@ class Server:
         first = SERVER_SPLITS if self.method.evaluate_on == "server" else ()
         self.scoring = Scoring(data, objective, run_spec.experiment.evaluation.metrics, first)
         self.splits = self.scoring.dense
+        self.gathering = Gathering(self.method, self.cards)
+        self._round: _Round | None = None
+        self.largest_weights = self._largest_weights()
         self.state: ServerState = self.method.begin(replace(self._context(0), initial_messages=initial_messages))
         self._sent: tuple[int, ServerState] = (-1, self.state)
         # weights that were scored last, and F1 per class on validation: a gate asks for those of the round before
@@ -53,6 +73,8 @@ class Server:
         """Return the message to all selected clients of this round."""
         state: ServerState = self.method.broadcast(self.state, self._context(round_))
         self._sent = round_, state  # what the updates of the round are held against
+        if self._round is not None and round_ == self._round.number:
+            self._round = None  # it begins anew
         return state
 
     def client_message(self, client: int) -> Tensors:
@@ -64,43 +86,106 @@ class Server:
         batched_round = self.method.batched_round()
         if batched_round is None:
             raise ValueError(f"{self.method.name} has no pooled rounds")
-        self.state = batched_round.finish_round(self.state, weights, answered_C, self._context(round_))
+        self._take(batched_round.finish_round(self.state, weights, answered_C, self._context(round_)))
 
-    def aggregate(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
-        """Merge the updates of ``clients``, both in ascending order of client. Returns by the name of the metric the
+    def grid(self, round_: int) -> Grid | None:
+        """Return the grid on which workers may sum updates of this round; None where the server needs every update."""
+        return self._begin(round_).grid if not self.filters else None
+
+    def collect(self, round_: int, client: int, update: Any) -> None:
+        """Take in a client's update, which must not change before ``aggregate``. That refuses what cannot be merged."""
+        begun = self._begin(round_)
+        if client in begun.faults or client in begun.gathering.norms:
+            raise ValueError(f"round {round_}: client {client} has sent its update already")
+        fault = messages.shape_mismatch(update.weights, begun.sent.weights) or messages.not_finite(update)
+        if fault:
+            begun.faults[client] = fault
+        else:
+            begun.gathering.add(client, update)
+
+    def collect_part(self, round_: int, part: Part) -> None:
+        """Take in what a worker made of several clients' updates. With a grid, it is not read any more afterwards."""
+        begun = self._begin(round_)
+        if part.sums and (fault := messages.not_finite(part.sums)):
+            begun.faults |= dict.fromkeys(part.norms, f"its sum with other clients', {fault}")
+        else:
+            begun.gathering.add_part(part)
+        for client, update in part.whole.items():
+            self.collect(round_, client, update)
+        begun.gathering.flush()
+
+    def aggregate(self, round_: int, clients: Sequence[int]) -> dict[str, float]:
+        """Merge the updates of ``clients``, which are those that were collected. Returns by the name of the metric the
         seconds that it took, how many were clipped, and how many Krum left out, where the options say to. RejectedError
-        where some cannot be merged, or would leave weights that nobody can train from; then none is.
+        where some cannot be merged, or would leave weights that nobody can train from; then none is, and those that are
+        not named stay collected.
         """
-        began = time.perf_counter()
-        if list(clients) != sorted(set(clients)) or len(clients) != len(updates):
-            raise ValueError(f"round {round_}: updates must come once per client and in order, got {list(clients)}")
-        sent_round, sent = self._sent
-        if sent_round != round_:
-            sent = self.broadcast(round_)
-        faults = {
-            c: messages.shape_mismatch(u.weights, sent.weights) or messages.not_finite(u)
-            for c, u in zip(clients, updates, strict=True)
-        }
-        if rejected := {client: fault for client, fault in faults.items() if fault}:
-            raise RejectedError(rejected)
-        norms, sent_norm = [norm_of(u.weights) for u in updates], norm_of(sent.weights)
-        large = out_of_scale(norms, sent_norm)
-        if any(large):
-            reason = "its weights have the norm {:.3g}, and those that it was sent {:.3g}"
-            named = {c: reason.format(n, sent_norm) for c, n, bad in zip(clients, norms, large, strict=True) if bad}
-            raise RejectedError(named)
-        results: Sequence[ClientResult[Any]]
-        results = [ClientResult(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
-        counts: dict[str, float] = {}
-        for step in self.filters:
-            results, metrics = step.apply(results, sent.weights)
-            counts |= metrics
-        merged = self.method.aggregate(self.state, results, self._context(round_))
+        began_at, begun = time.perf_counter(), self._begin(round_)
+        gathering = begun.gathering
+        if {*clients} != {*gathering.norms, *begun.faults}:
+            raise ValueError(f"round {round_}: updates of {sorted(gathering.norms)} to merge, not of {sorted(clients)}")
+        faults, sent_norm = begun.faults, begun.norm
+        order = sorted(gathering.norms)
+        norms = [gathering.norms[client] for client in order]
+        for client, norm, large in zip(order, norms, out_of_scale(norms, sent_norm), strict=True):
+            if large:
+                faults[client] = f"its weights have the norm {norm:.3g}, and those that it was sent {sent_norm:.3g}"
+                gathering.drop(client)
+        if faults:
+            begun.faults = {}
+            raise RejectedError(faults)
+        merged, counts = self._merge(begun, self._context(round_))
         if fault := messages.not_finite(merged.weights):
-            largest = clients[norms.index(max(norms))]
-            raise RejectedError({largest: f"merged with its update, the largest, {fault}"})
-        self.state = merged
-        return counts | {"time/aggregate": time.perf_counter() - began}
+            largest = order[norms.index(max(norms))]
+            again = [] if gathering.drop(largest) else [client for client in order if client != largest]
+            if again:  # a sum does not give a client back
+                gathering.begin(begun.grid)
+            raise RejectedError({largest: f"merged with its update, the largest, {fault}"}, again)
+        self._take(merged)
+        return counts | {"time/aggregate": time.perf_counter() - began_at}
+
+    def _merge(self, begun: _Round, ctx: ServerContext) -> tuple[ServerState, dict[str, float]]:
+        """Return the state after the round, and the counts of the filters."""
+        gathering, counts = begun.gathering, dict[str, float]()
+        if self.filters or begun.grid is None:
+            results: Sequence[ClientResult[Any]] = gathering.results()
+            for step in self.filters:
+                results, metrics = step.apply(results, begun.sent.weights)
+                counts |= metrics
+            if begun.grid is None:
+                return self.method.aggregate(self.state, results, ctx), counts
+            gathering = Gathering(self.method, self.cards)
+            gathering.begin(begun.grid)
+            for result in results:
+                gathering.add(result.card.client, result.update)
+        return self.method.merge(self.state, gathering.means(), ctx), counts
+
+    def _begin(self, round_: int) -> _Round:
+        """Return the round, which begins where another one, or none, has begun."""
+        if self._round is None or self._round.number != round_:
+            sent_round, sent = self._sent
+            if sent_round != round_:
+                sent = self.broadcast(round_)
+            norm = norm_of(sent.weights)
+            self.gathering.begin(None if self.filters else self._grid(norm))
+            self._round = _Round(round_, sent, norm, self._grid(norm), self.gathering)
+        return self._round
+
+    def _grid(self, norm: float) -> Grid | None:
+        """Return the grid of a round whose clients were sent weights of this norm; None where the method has to see
+        every update, or each of their values.
+        """
+        if not self.method.sums or self.aggregator.average is not mean_of:
+            return None
+        fields = {name: getattr(self.state, name) for name in self.method.averaged}
+        named = {name: value if isinstance(value, dict) else {name: value} for name, value in fields.items()}
+        bounds = {name: bounds_of(tensors) for name, tensors in named.items()}
+        return Grid(bounds, self.largest_weights, LARGEST_RATIO * max(1.0, norm))
+
+    def _take(self, state: ServerState) -> None:
+        """Make this the state. A round that had begun is forgotten."""
+        self.state, self._round = state, None
+        self.gathering.begin(None)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Score the current weights on ``splits`` (validation, test); a split without rows is left out."""
@@ -116,8 +201,14 @@ class Server:
 
     def restore(self, values: Tensors) -> None:
         """Take the state back from ``snapshot``; ValueError where it is another method's."""
-        self.state = messages.fill(self.state, values)
+        self._take(messages.fill(self.state, values))
         self._sent = (-1, self.state)
+
+    def _largest_weights(self) -> dict[str, float]:
+        """Return the largest sum of the weights of all clients that may answer in a round, by term."""
+        rows_I, most = torch.tensor(self.cards.rows), self.run_spec.experiment.selected_clients
+        each = self.method.largest_weights(rows_I)
+        return {name: float(weight_I.sort(descending=True).values[:most].sum()) for name, weight_I in each.items()}
 
     def _context(self, round_: int) -> ServerContext:
         experiment = self.run_spec.experiment

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
+import numpy as np
 import torch
 
 from anchorfl.tasks.contract import Card
@@ -40,9 +41,8 @@ class Cards(Sequence[Card]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         client = range(len(self))[index]
-        count_C = torch.zeros(self.classes, dtype=torch.int64)
-        identified_C = torch.zeros(self.classes, dtype=torch.bool)
+        count_C, identified_C = np.zeros(self.classes, np.int64), np.zeros(self.classes, np.bool_)
         identified_C[list(self.identified[client])] = True
         for class_, number in self.counts[client]:
             count_C[class_] = number
-        return Card(client, self.rows[client], count_C, identified_C)
+        return Card(client, self.rows[client], torch.from_numpy(count_C), torch.from_numpy(identified_C))

@@ -196,6 +196,20 @@ def test_clients_train_on_both_workers_and_none_on_the_head(cluster, serial_chec
     assert nodes_of(places, "ServerActor") <= set(places["workers"])
 
 
+def test_each_node_sums_for_its_clients(cluster, serial_checksum, record_property):
+    record_property("network", cluster.network)
+    before = {tuple(actor) for actor in cluster.places()["actors"]}
+    done = cluster.anchorfl(
+        "run", "digits/fedavg", "--cluster.address", cluster.address, "--cluster.clients_per_actor", "3",
+        "--cluster.sum_on_nodes", "True", *SHORT, *UNTRACKED,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert checksum_of(done) == serial_checksum
+    places = cluster.places()
+    places["actors"] = [actor for actor in places["actors"] if tuple(actor) not in before]
+    assert nodes_of(places, "NodeSumActor") == nodes_of(places, "ClientActor") == set(places["workers"])
+
+
 @pytest.mark.slow
 def test_the_trials_of_a_sweep_run_on_both_workers(cluster, record_property):
     record_property("network", cluster.network)

@@ -9,10 +9,13 @@ import sqlite3
 import sys
 
 import pytest
+import ray
 from ray import cloudpickle
+from ray.exceptions import ActorDiedError
 
 import tests.faulty
 from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import Result, run
 from benchmarks.chaos import rows_of
 from tests.faulty import Faulty
@@ -54,20 +57,20 @@ def interrupted(e: Experiment, folder) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("actors", "fault", "stop"),
+    ("actors", "fault", "stop", "tree"),
     [
-        (1, "nan", False),
-        (2, "exit", True),
-        pytest.param(4, "", True, marks=pytest.mark.slow),
-        pytest.param(8, "", False, marks=pytest.mark.slow),
+        (1, "nan", False, False),
+        (2, "exit", True, True),
+        pytest.param(4, "", True, False, marks=pytest.mark.slow),
+        pytest.param(8, "", False, False, marks=pytest.mark.slow),
     ],
 )
-def test_one_result(whole, tmp_path, actors, fault, stop):
+def test_one_result(whole, tmp_path, actors, fault, stop, tree):
     e, expected = whole
     name = f"ray{actors}"
     e = dataclasses.replace(
         e,
-        cluster=dataclasses.replace(e.cluster, executor="ray", clients_per_actor=8 // actors),
+        cluster=dataclasses.replace(e.cluster, executor="ray", clients_per_actor=8 // actors, sum_on_nodes=tree),
         method=dataclasses.replace(e.method, clients=(1, 2, 6), kind=fault, times=1) if fault else e.method,
         tracking=dataclasses.replace(e.tracking, uri=f"sqlite:///{tmp_path}/{name}.db"),
     )
@@ -76,3 +79,35 @@ def test_one_result(whole, tmp_path, actors, fault, stop):
     assert rows_of(tmp_path / name) == rows_of(tmp_path / "serial")
     assert stored(tmp_path / f"{name}.db") == stored(tmp_path / "serial.db")
     assert len(list((tmp_path / "failures").iterdir())) >= 2 * bool(fault)
+
+
+def wait_until_dead(actor) -> None:
+    """Return when calls of a killed actor fail."""
+    try:
+        while True:
+            ray.get(actor.ping.remote())
+    except ActorDiedError:
+        return
+
+
+def test_the_sums_of_a_node_may_be_lost(whole, tmp_path, monkeypatch, capsys):
+    """The run goes on from its last checkpoint."""
+    e, expected = whole
+    cluster = dataclasses.replace(e.cluster, executor="ray", clients_per_actor=4, sum_on_nodes=True)
+    complete, killed = RayExecutor._complete, list[int]()
+
+    def with_a_loss(self, pending, collected):
+        if pending.number == 2 and not killed:
+            killed.append(len(collected.nodes))
+            for actor in collected.nodes.values():
+                ray.kill(actor)
+                wait_until_dead(actor)
+        complete(self, pending, collected)
+
+    monkeypatch.setattr(RayExecutor, "_complete", with_a_loss)
+    tracking = dataclasses.replace(e.tracking, uri="none")
+    capsys.readouterr()
+    got = run(dataclasses.replace(e, cluster=cluster, tracking=tracking), tmp_path / "lost", quiet)
+    assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+    assert killed == [1]
+    assert capsys.readouterr().out.count("starting it anew and going on from the last checkpoint") == 1

@@ -37,6 +37,7 @@ from anchorfl.tuning.tables.runs import (
     index_runs,
     jobs_of,
     missing_data,
+    notes_on_earlier_epochs,
     notes_on_other_data,
     prepare_all,
     table_runs_of,
@@ -194,7 +195,12 @@ class TableCommand:
         table_runs = attach_folders(self.table_runs, index)
         known = {run.row.data for run in table_runs if run.folder is not None} | self.absent
         lacking = [data for data in dict.fromkeys(run.row.data for run in table_runs) if data not in known]
-        notes = [*self.notes, *index.notes(table_runs), *notes_on_other_data(table_runs)]
+        notes = [
+            *self.notes,
+            *index.notes(table_runs),
+            *notes_on_earlier_epochs(table_runs),
+            *notes_on_other_data(table_runs),
+        ]
         notes += [f"No finished run: {', '.join(lacking)}."] if lacking else []
         options = drop_free_options(args.overrides)
         return table_of(self.paper, table_runs, options=options, command=args.command, notes=notes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anchorfl.models.errors import NamesError
-from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.config.experiment import EPOCH, SAME_TO_ROUNDING, Experiment, digest
 from anchorfl.pipeline.config.overrides import option_name, override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
@@ -215,10 +215,20 @@ def _attached(run: TableRun, index: RunIndex) -> TableRun:
     if run.experiment.evaluation.test == "last":
         always = replace(run.experiment, evaluation=replace(run.experiment.evaluation, test="always"))
         candidates.insert(0, replace(run, experiment=always, digest=digest(always)))
-    for candidate in candidates:
-        if folders := index.finished.get(candidate.digest):
-            return replace(candidate, folder=folders[0])
+    for epoch in (EPOCH, *SAME_TO_ROUNDING):
+        for candidate in candidates:
+            if folders := index.finished.get(digest(candidate.experiment, epoch)):
+                return replace(candidate, folder=folders[0])
     return next((candidate for candidate in candidates if candidate.digest in index.begun), run)
+
+
+def notes_on_earlier_epochs(table_runs: Sequence[TableRun]) -> list[str]:
+    """Return a line where some of the runs are of an earlier epoch, whose results are the same to rounding."""
+    runs = [(run, run.folder) for run in table_runs if run.folder is not None]
+    earlier = sum(read_result(folder).get("digest") != run.digest for run, folder in runs)
+    return (
+        [f"{earlier} of {len(runs)} runs are of an earlier version, whose last bits differ (epoch)."] if earlier else []
+    )
 
 
 def notes_on_other_data(table_runs: Sequence[TableRun]) -> list[str]:

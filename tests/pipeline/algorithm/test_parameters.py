@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorfl.models.heads import LinearHead
-from anchorfl.pipeline.algorithm.aggregation import AVERAGED_AT_ONCE, mean_of, rows_by_holder
+from anchorfl.pipeline.algorithm.aggregation import AVERAGED_AT_ONCE, mean_of
 from anchorfl.pipeline.algorithm.parameters import load_sent, log_prior, state_of_module, weights_of
 from anchorfl.pipeline.algorithm.pseudo_labels import percentiles
 
@@ -119,42 +119,6 @@ def test_nothing_to_average_is_an_error(count, shares, text):
     with pytest.raises(ValueError, match="nothing to average") as caught:
         mean_of(clients(0, count), shares)
     assert str(caught.value) == text
-
-
-@QUICK
-@given(SEEDS)
-def test_rows_by_holder_equals_a_double_loop(seed):
-    rng = np.random.default_rng(seed)
-    count, classes = int(rng.integers(6)), int(rng.integers(1, 7))
-    before = rng.normal(size=(classes, 3)).astype(np.float32)
-    rows = rng.normal(size=(count, classes, 3)).astype(np.float32)
-    holds = rng.random((count, classes)) < 0.4
-    got = rows_by_holder(
-        torch.from_numpy(before), [(torch.from_numpy(r), torch.from_numpy(h)) for r, h in zip(rows, holds, strict=True)]
-    ).numpy()
-    assert got.dtype == np.float32
-    for c in range(classes):
-        theirs = [rows[m, c].astype(np.float64) for m in range(count) if holds[m, c]]
-        if not theirs:
-            assert got[c].tobytes() == before[c].tobytes()  # nobody holds it: its row stays bit for bit
-        else:
-            assert np.allclose(got[c], sum(theirs) / len(theirs), rtol=1e-7, atol=1e-9)
-        if len(theirs) == 1:
-            assert np.array_equal(got[c], theirs[0].astype(np.float32))
-
-
-def test_rows_by_holder_changes_no_argument():
-    before, theirs, holds = torch.ones(2, 2), torch.zeros(2, 2), torch.tensor([True, False])
-    got = rows_by_holder(before, [(theirs, holds)])
-    got.fill_(9)
-    assert before.tolist() == [[1, 1], [1, 1]]
-    assert theirs.tolist() == [[0, 0], [0, 0]]
-
-
-def test_a_row_that_is_not_finite_spreads_to_no_other_class():
-    theirs = torch.tensor([[1.0, 2.0], [np.nan, np.inf]])
-    got = rows_by_holder(torch.zeros(2, 2), [(theirs, torch.tensor([True, False]))])
-    assert got.tolist() == [[1, 2], [0, 0]]
 
 
 @QUICK

@@ -116,20 +116,27 @@ def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(expe
     e = experiment_with(experiment, tmp_path, (), "nan", 0)
     _, expected = rounds(e)
     executor = SerialExecutor(make_run_spec(e, quiet))
-    merge, harms = executor.server.aggregate, []
+    collect, harms = executor.server.collect, []
 
-    def on_the_way(round_, clients, updates):
-        if not harms:
-            harms.append(clients)
-            harmed = updates[1].weights | {next(iter(updates[1].weights)): torch.zeros(1)}
-            updates = [updates[0], dataclasses.replace(updates[1], weights=harmed), *updates[2:]]
-        return merge(round_, clients, updates)
+    def on_the_way(round_, client, update):
+        if client == 1 and not harms:
+            harms.append(client)
+            harmed = update.weights | {next(iter(update.weights)): torch.zeros(1)}
+            update = dataclasses.replace(update, weights=harmed)
+        collect(round_, client, update)
 
-    monkeypatch.setattr(executor.server, "aggregate", on_the_way)
+    monkeypatch.setattr(executor.server, "collect", on_the_way)
     outcomes = [executor.round(r, [0, 1, 2, 3], nobody) for r in (1, 2)]
     assert messages.checksum(executor.snapshot()) == expected
     assert [(f.client, f.kind) for f in outcomes[0].retried] == [(1, "rejected")]
     assert outcomes[0].answered == (0, 1, 2, 3)
+
+
+def aggregate(server, updates):
+    """Merge these updates, by client, in round 1."""
+    for client, update in updates.items():
+        server.collect(1, client, update)
+    server.aggregate(1, updates)
 
 
 def test_a_refusal_merges_nothing(experiment):
@@ -137,7 +144,7 @@ def test_a_refusal_merges_nothing(experiment):
     before, sent = messages.checksum(server.snapshot()), server.broadcast(1)
     bad = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})
     with pytest.raises(RejectedError, match=r"client 2: tensor .* holds \d+ non-finite values") as refusal:
-        server.aggregate(1, [0, 2], [sent, bad])
+        aggregate(server, {0: sent, 2: bad})
     assert list(refusal.value.reasons) == [2]
     assert messages.checksum(server.snapshot()) == before
 
@@ -169,7 +176,7 @@ def test_weights_that_overflow_in_the_merge_are_not_kept(experiment, monkeypatch
     broken = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})
     monkeypatch.setattr(type(server.method), "aggregate", lambda self, state, results, ctx: broken)
     with pytest.raises(RejectedError) as refusal:
-        server.aggregate(1, [0, 2], [sent, larger])
+        aggregate(server, {0: sent, 2: larger})
     assert list(refusal.value.reasons) == [2]
     assert messages.checksum(server.snapshot()) == before
 

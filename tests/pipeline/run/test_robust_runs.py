@@ -174,7 +174,9 @@ def merged(run_spec, e, updates, clients=None, **options):
     """(weights, counts) after these updates were merged with these options."""
     server = server_of(replace(run_spec, experiment=replace(e, federation=replace(e.federation, **options))))
     clients = list(range(len(updates))) if clients is None else clients
-    counts = server.aggregate(1, clients, [updates[c] for c in clients])
+    for client in clients:
+        server.collect(1, client, updates[client])
+    counts = server.aggregate(1, clients)
     return server.state.weights, faults(counts)
 
 

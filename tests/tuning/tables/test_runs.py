@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.config.experiment import SAME_TO_ROUNDING, digest
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.storage.atomic_files import write_json
@@ -29,6 +29,7 @@ from anchorfl.tuning.tables.runs import (
     index_runs,
     jobs_of,
     missing_data,
+    notes_on_earlier_epochs,
     notes_on_other_data,
     prepare_all,
     table_runs_of,
@@ -197,6 +198,21 @@ def test_two_runs_with_other_weights_are_told(paper):
         "digits/fedavg seed 1: runs/a/digits-fedavg-s1 is shown; runs/b/digits-fedavg-s1: the same options and seed,"
         " other weights"
     )
+
+
+def test_runs_of_an_earlier_epoch_are_found_and_marked(paper):
+    """They differ in last bits alone, and nobody wants to train them again."""
+    one = table_runs_of(rows_of(paper), [1], [])[0]
+    made = made_run(one, Path("runs"), SCORES)
+    (attached,) = attach_folders([one], index_runs(Path("runs")))
+    assert (attached.folder, notes_on_earlier_epochs([attached])) == (made.folder, [])
+    result = json.loads((made.folder / "result.json").read_text())
+    for epoch, found in ((SAME_TO_ROUNDING[0], True), (1, False)):
+        (made.folder / "result.json").write_text(json.dumps(result | {"digest": digest(one.experiment, epoch)}))
+        (attached,) = attach_folders([one], index_runs(Path("runs")))
+        assert (attached.folder == made.folder, attached.digest) == (found, one.digest)
+        lines = ["1 of 1 runs are of an earlier version, whose last bits differ (epoch)."] if found else []
+        assert notes_on_earlier_epochs([attached]) == lines
 
 
 def test_runs_of_other_data_are_told(paper):

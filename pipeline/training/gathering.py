@@ -1,0 +1,120 @@
+"""The updates of a round as they come in: on the server, and on a worker that sends it one sum for several clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.aggregation import mean_of, norm_of
+from anchorfl.pipeline.algorithm.contract import ClientResult, Method
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, ExactSums, Grid, Means, means_of
+from anchorfl.tasks.contract import Card
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a worker sends of the clients of a call."""
+
+    sums: Mapping[str, Any] = field(default_factory=dict)
+    """``ExactSums.message`` of two clients or more, or {}."""
+    norms: Mapping[int, float] = field(default_factory=dict)
+    """Norms of the weights of the clients in the sums."""
+    whole: Mapping[int, Any] = field(default_factory=dict)
+    """Updates of the other clients."""
+
+
+class Gathering:
+    """Takes in updates in any order and gives the same bits.
+
+    Updates that fit the grid are in one sum, as soon as there are two; all others are kept as they came. Two, so that
+    the mean of one client is that client's to the bit.
+    """
+
+    def __init__(self, method: Method[Any, Any], cards: Sequence[Card]) -> None:
+        self.method, self.cards = method, cards
+        self.sums = ExactSums()
+        self.begin(None)
+
+    def begin(self, grid: Grid | None) -> None:
+        """Forget all. grid: of the round; None: keep every update."""
+        self.grid = grid
+        self.sums.clear()
+        self.norms: dict[int, float] = {}
+        self.whole: dict[int, Any] = {}
+        self._first: int | None = None
+
+    def add(self, client: int, update: Any) -> None:
+        """Take in an update, which is read until ``flush``. It is copied where it has to be kept and there is a grid;
+        without one it stays where it lies.
+        """
+        self.norms[client] = norm_of(update.weights)
+        if self.grid is None:
+            self.whole[client] = update
+            return
+        card = self.cards[client]
+        contribution = self.method.contribution(ClientResult(card, update))
+        if not self._fits(card, contribution):
+            self.whole[client] = _copy(update)
+        elif self._first is None and not self.sums.clients:
+            self._first, self.whole[client] = client, _copy(update)
+        else:
+            self._add_first()
+            self.sums.add(client, contribution)
+
+    def add_part(self, part: Part) -> None:
+        """Take in the sums of a worker; its whole updates are for ``add``."""
+        if part.sums:
+            assert self.grid is not None  # the worker had it from here
+            self._add_first()
+            self.sums.add_message(part.sums, self.grid)
+            self.norms |= part.norms
+
+    def flush(self) -> None:
+        """Be done with the memory of all updates so far, where there is a grid."""
+        self.sums.flush()
+
+    def part(self) -> Part:
+        """Return all that was taken in, where it lies."""
+        norms = {client: self.norms[client] for client in self.sums.clients}
+        return Part(self.sums.message() if self.sums.clients else {}, norms, self.whole)
+
+    def drop(self, client: int) -> bool:
+        """Forget a client and return True; False where it is in the sums."""
+        if client not in self.whole:
+            return False
+        del self.whole[client], self.norms[client]
+        if client == self._first:
+            self._first = None
+        return True
+
+    def results(self) -> list[ClientResult[Any]]:
+        """Return the whole updates, by client."""
+        return [ClientResult(self.cards[client], self.whole[client]) for client in sorted(self.whole)]
+
+    def means(self) -> Means:
+        """Return the means over all clients."""
+        others = [(r.card.client, self.method.contribution(r)) for r in self.results()]
+        return self.sums.means(others) if self.sums.clients else means_of(others, mean_of)
+
+    def _fits(self, card: Card, contribution: Contribution) -> bool:
+        assert self.grid is not None
+        if not self.norms[card.client] <= self.grid.largest_norm:
+            return False
+        rows_I = torch.tensor([card.num_examples])
+        largest = {name: float(weight_I) for name, weight_I in self.method.largest_weights(rows_I).items()}
+        return self.sums.fits(contribution, self.grid, largest)
+
+    def _add_first(self) -> None:
+        """Add the first that fits to the sums: it is not the only one."""
+        if self._first is not None:
+            result = ClientResult(self.cards[self._first], self.whole.pop(self._first))
+            self.sums.add(self._first, self.method.contribution(result))
+            self._first = None
+
+
+def _copy(update: Any) -> Any:
+    return messages.rebuild(update, lambda _, value: value.clone())
