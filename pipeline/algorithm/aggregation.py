@@ -12,8 +12,8 @@ Shape suffixes: N answers of a round, P coordinates that are sorted at once, C c
 
 from __future__ import annotations
 
+import bisect
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -148,8 +148,15 @@ def out_of_scale(norms: Sequence[float], sent: float) -> list[bool]:
 
     That is the norm of the weights that it was sent, the median norm of the other clients, or 1, whichever is largest.
     """
-    others = [[*norms[:i], *norms[i + 1 :]] for i in range(len(norms))]
-    scales = [max(1.0, sent, statistics.median(rest or [0.0])) for rest in others]
+    order = sorted(norms)
+
+    def median_of_others(norm: float) -> float:
+        rank, others = bisect.bisect_left(order, norm), len(order) - 1
+        middle = (others - 1) // 2, others // 2  # twice the same, or two neighbours
+        low, high = (order[k + (k >= rank)] for k in middle)
+        return (low + high) / 2
+
+    scales = [max(1.0, sent, median_of_others(norm) if len(order) > 1 else 0.0) for norm in norms]
     return [norm > LARGEST_RATIO * scale for norm, scale in zip(norms, scales, strict=True)]
 
 

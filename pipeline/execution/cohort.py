@@ -156,7 +156,7 @@ class Cohort:
 
         bytes_down_each: size of the broadcast; memory, counts: as in ``RoundOutcome``.
         """
-        answered = self.answered
+        answered, selected = self.answered, set(self.selected)
         metrics = [self.metrics[client] for client in answered]
         return RoundOutcome(
             answered,
@@ -167,6 +167,6 @@ class Cohort:
             loss=sum(m.loss for m in metrics) / len(metrics) if metrics else float("nan"),
             busy_seconds=sum(m.seconds for m in metrics),
             memory=memory,
-            backups=tuple(client for client in answered if client not in set(self.selected)),
+            backups=tuple(client for client in answered if client not in selected),
             counts=counts or {},
         )

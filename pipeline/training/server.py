@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,7 +106,8 @@ class Server:
     def collect_part(self, round_: int, part: Part) -> None:
         """Take in what a worker made of several clients' updates. With a grid, it is not read any more afterwards."""
         begun = self._begin(round_)
-        if part.sums and (fault := messages.not_finite(part.sums)):
+        fault = messages.not_finite(part.sums) or _other_shape(part.sums, begun.sent.weights) if part.sums else ""
+        if fault:
             begun.faults |= dict.fromkeys(part.norms, f"its sum with other clients', {fault}")
         else:
             begun.gathering.add_part(part)
@@ -228,3 +229,12 @@ class Server:
                 "this method needs validation rows (a gate on F1, for example): set task.validation above 0"
             )
         return torch.tensor(evaluate(self.scorer, weights, rows, self.objective).f1_C)
+
+
+def _other_shape(sums: Mapping[str, Any], sent: Tensors) -> str:
+    """Return the first tensor of a worker's sums that has another shape than the weight of its name; '' for none."""
+    for term in sums["sums"].values():
+        for name, value in term["values"].items():
+            if name in sent and value.shape != sent[name].shape:
+                return f"tensor {name!r} is {tuple(value.shape)}, expected {tuple(sent[name].shape)}"
+    return ""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.aggregation import norm_of, out_of_scale
+from anchorfl.pipeline.algorithm.aggregation import LARGEST_RATIO, norm_of, out_of_scale
 from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
@@ -278,3 +281,11 @@ def test_an_attempt_that_is_lost_with_its_node_does_not_count():
     assert [f.reason for f in cohort.failed] == ["gone again"]
     assert len(cohort.retried) == 3
     assert not cohort.waiting
+
+
+@given(st.lists(st.floats(0, 1e30), min_size=1, max_size=9), st.floats(0, 10))
+def test_the_scale_is_the_median_of_the_others(norms, sent):
+    """With equal norms among them, too."""
+    others = [[*norms[:i], *norms[i + 1 :]] for i in range(len(norms))]
+    scales = [max(1.0, sent, statistics.median(rest or [0.0])) for rest in others]
+    assert out_of_scale(norms, sent) == [n > LARGEST_RATIO * s for n, s in zip(norms, scales, strict=True)]

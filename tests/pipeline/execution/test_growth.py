@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from anchorfl.pipeline.algorithm.aggregation import out_of_scale
+from anchorfl.pipeline.execution.cohort import Cohort, FitMetrics
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.assemble import from_words
@@ -38,6 +41,24 @@ def calls_of(work) -> int:
 def straight(small: int, middle: int, large: int, tolerance: float = 0.1) -> bool:
     """Return whether counts at sizes n, 2n and 4n lie on a line, or bend down."""
     return large - middle <= (1 + tolerance) * 2 * (middle - small) + 0.02 * large
+
+
+def peak_bytes(clients: int) -> int:
+    """Return the memory that the end of a round of so many clients takes at most, their updates aside."""
+    cohort = Cohort(range(clients), (), 0, 1.0, metrics={c: FitMetrics(0.5, 0.1, 10, 0) for c in range(clients)})
+    norms = [float(c) for c in range(clients)]
+    tracemalloc.start()
+    try:
+        assert len(cohort.outcome(10, {}).answered) == clients
+        assert not any(out_of_scale(norms, 1.0)[1:])
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_end_of_a_round_takes_memory_in_a_straight_line():
+    """10,000 clients took 800 MB: a list of all others for each."""
+    assert peak_bytes(4_000) <= 2.2 * peak_bytes(2_000) < 4_000_000
 
 
 @pytest.fixture(scope="module")

@@ -198,6 +198,26 @@ def test_a_sum_that_was_harmed_on_its_way_is_refused_for_all_its_clients(experim
     assert list(refusal.value.reasons) == [0, 1]
 
 
+def test_a_sum_of_another_shape_is_refused_though_it_comes_first(experiment):
+    s = server(experiment)
+    sent = s.broadcast(1)
+    worker = Gathering(s.method, s.cards)
+    for clients, harmed in (((0, 1), True), ((2, 3), False)):
+        worker.begin(s.grid(1))
+        for client in clients:
+            worker.add(client, sent)
+        part = worker.part()
+        if harmed:
+            name, first = next(iter(part.sums["sums"]["weights"]["values"].items()))
+            part.sums["sums"]["weights"]["values"][name] = first.reshape(-1)[:1]
+        s.collect_part(1, part)
+    with pytest.raises(RejectedError, match=r"client 0: its sum with other clients', tensor .* is \(1,\)") as refusal:
+        s.aggregate(1, [0, 1, 2, 3])
+    assert list(refusal.value.reasons) == [0, 1]
+    s.aggregate(1, [2, 3])
+    assert messages.checksum(s.state.weights) == messages.checksum(sent.weights)
+
+
 def test_a_grid_is_for_sums_alone(experiment):
     """Robust averages and filters see every update."""
     for options, has in (({}, True), ({"aggregation": "median", "quorum": 1.0}, False), ({"clip_norm": 1.0}, False)):
