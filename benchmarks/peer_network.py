@@ -24,7 +24,8 @@ class PeerTask(NamedTuple):
     selected: int
     """Clients of a round."""
     shape: tuple[int, int, int]
-    classes: int
+    outputs: int
+    """Classes."""
     batch: int
 
 
@@ -44,7 +45,7 @@ def rows_of(task: PeerTask, client: int) -> int:
 def images(task: PeerTask, client: int) -> tuple[np.ndarray, np.ndarray]:
     """Return made-up images [N, C, H, W] in float32 and classes [N] of a client."""
     rng, rows = np.random.default_rng([11, client]), rows_of(task, client)
-    label_N = rng.integers(task.classes, size=rows)
+    label_N = rng.integers(task.outputs, size=rows)
     return rng.random((rows, *task.shape), dtype=np.float32), label_N
 
 

@@ -25,7 +25,7 @@ from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.execution.factory import executor_for
-from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import ClientData, Objective
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -50,14 +50,14 @@ class MadeUp(Prepared):
         task = TASKS[name]
         rows = tuple(rows_of(task, client) for client in range(task.population))
         manifest = replace(
-            prepared.manifest, class_names=tuple(f"class {c}" for c in range(task.classes)), examples=rows,
-            counts=tuple(((0, n),) for n in rows), classes=(tuple(range(task.classes)),) * task.population,
+            prepared.manifest, class_names=tuple(f"class {c}" for c in range(task.outputs)), examples=rows,
+            counts=tuple(((0, n),) for n in rows), classes=(tuple(range(task.outputs)),) * task.population,
         )  # fmt: skip
         return cls(prepared.folder, manifest, task=name)
 
     def client(self, client: int, objective: Objective) -> ClientData:
         x, label_N = images(TASKS[self.task], client)
-        y_NC = torch.from_numpy(np.eye(TASKS[self.task].classes, dtype=np.float32)[label_N])
+        y_NC = torch.from_numpy(np.eye(TASKS[self.task].outputs, dtype=np.float32)[label_N])
         ones_NC = torch.ones_like(y_NC)
         return ClientData(torch.from_numpy(x), y_NC, ones_NC, objective.weights(y_NC, ones_NC))
 
@@ -72,7 +72,7 @@ class PeerSpec(RunSpec):
         return MadeUp.of(super().data(), self.task)
 
     def model(self) -> Classifier:
-        return Classifier(encoder(TASKS[self.task]), LinearHead(WIDTH, TASKS[self.task].classes), MaskSource())
+        return Classifier(encoder(TASKS[self.task]), LinearHead(WIDTH, TASKS[self.task].outputs), MaskSource())
 
 
 def spec_of(name: str, way: str) -> PeerSpec:
@@ -80,7 +80,7 @@ def spec_of(name: str, way: str) -> PeerSpec:
     task = TASKS[name]
     base = no_op_spec(8, 8, "0.1", forks=WAYS[way])
     e = replace(
-        base.experiment, method=METHODS["fedavg"](),
+        base.experiment, method=FedAvg(),
         task=replace(base.experiment.task, clients=task.population),
         optimizer=OptimizerOptions(
             name="sgd", lr=LR, batch_size=task.batch, skip_zero_rows=False, microbatch_tokens=0, state="reset"

@@ -30,7 +30,7 @@ class Network(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder = encoder(TASK)
-        self.head = torch.nn.Linear(WIDTH, TASK.classes)
+        self.head = torch.nn.Linear(WIDTH, TASK.outputs)
 
     def loss(self, x, y):
         self.train()
