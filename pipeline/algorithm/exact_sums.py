@@ -55,7 +55,7 @@ class Contribution:
     """What a method's server takes in of one client's update."""
 
     terms: Mapping[str, Term]
-    """By the name of the mean. Where the server's state has a field of that name, it says how large values may be."""
+    """By the name of the mean; the same names for every client of a round, with a weight of 0 where it adds nothing."""
     own: Tensors = field(default_factory=dict)
     """Small tensors that the server gets as they are."""
 

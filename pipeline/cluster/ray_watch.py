@@ -147,6 +147,7 @@ class RayWatch:
         os.write(
             2, f"{os.linesep if sys.stderr.isatty() else ''}anchorfl: {what}; {how_to_go_on(_commands())}\n".encode()
         )
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Ray's threads here have words for what follows
         self._last_words.dismiss()
         self._signal(signal.SIGKILL)
         os._exit(EXIT_RAY_DIED)

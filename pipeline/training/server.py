@@ -168,8 +168,9 @@ class Server:
             if sent_round != round_:
                 sent = self.broadcast(round_)
             norm = norm_of(sent.weights)
-            self.gathering.begin(None if self.filters else self._grid(norm))
-            self._round = _Round(round_, sent, norm, self._grid(norm), self.gathering)
+            grid = self._grid(norm)
+            self.gathering.begin(None if self.filters else grid)
+            self._round = _Round(round_, sent, norm, grid, self.gathering)
         return self._round
 
     def _grid(self, norm: float) -> Grid | None:
