@@ -2,10 +2,10 @@
 
 A client's term in a sum is n * w, with a whole number n and w in float32, and float64 holds that product exactly. It is
 rounded to a grid that server and workers know before anybody trains: multiples of a power of two, ``step``, so coarse
-that no sum of a round leaves the 2^53 multiples which float64 tells apart. So no sum is ever rounded, whatever has been
-added to it before, and sums of sums are sums. What cannot go on the grid, since it is larger than anybody would have
-thought, is added at the end in the order of clients, so it is still the clients alone who decide the bits. Derivation,
-error and limits: docs/exact-sums.md.
+that no sum of a round leaves the 2^53 multiples that float64 has. So no sum is ever rounded, whatever has been added to
+it before, and sums of sums are sums. What cannot go on the grid, since it is larger than anybody would have thought, is
+added at the end in the order of clients, so it is still the clients alone who decide the bits. Derivation, error and
+limits: docs/exact-sums.md.
 
 Shape suffixes: C rows, one of each class, I clients.
 """
