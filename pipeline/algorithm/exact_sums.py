@@ -149,7 +149,7 @@ class _Sum:
         self.counters: Tensors = {}
         self.empty = True  # what stands in ``total`` is of no client of this round
         if weight.dim():
-            self.total[:], self.empty = 0, False
+            self.total[:] = 0
 
     def fits(self, flat: Tensor) -> bool:
         """Return whether all values of a term are within their bounds; NaN is not."""
@@ -183,6 +183,7 @@ class _Sum:
         for start, end, magic in self.spans.values():
             product = flat[start:end].reshape(len(weight_C), -1)[rows] * weight_C[rows, None]
             self.total[start:end].reshape(len(weight_C), -1)[rows] += (product + magic) - magic
+        self.empty = False
 
     def count(self, values: Mapping[str, Tensor]) -> None:
         """Keep the largest of what counts something."""
@@ -232,6 +233,7 @@ class ExactSums:
         self._spare: dict[str, _Sum] = {}
         self._space = np.empty(ADDED_AT_ONCE)
         self._waiting: dict[str, list[tuple[float, npt.NDArray[np.float32]]]] = {}
+        self._unheard: dict[str, Tensor] = {}  # weights, all 0, of means that others' sums have nothing for
         self.clients: list[int] = []
         """Those whose contributions are in the sums."""
         self.own: dict[int, Tensors] = {}
@@ -240,6 +242,7 @@ class ExactSums:
         """Begin again, in the same memory."""
         self._spare, self._sums, self.clients, self.own = self._spare | self._sums, {}, [], {}
         self._waiting.clear()
+        self._unheard.clear()
 
     def fits(self, contribution: Contribution, grid: Grid, largest: Mapping[str, float]) -> bool:
         """Return whether a contribution is for the grid. largest: weights that its terms can have, on which
@@ -260,9 +263,11 @@ class ExactSums:
         for name, term in contribution.terms.items():
             sum_, weight, floats = self._sums[name], _as_tensor(term.weight), _floats(term)
             assert floats is not None  # it fits
+            if not bool(weight.any()):
+                continue  # what counts for nothing leaves no trace, not in a counter either
             if weight.dim():
                 sum_.add_rows(weight.numpy(), floats.numpy())
-            elif term.weight:
+            else:
                 self._waiting.setdefault(name, []).append((float(weight), floats.numpy()))
             sum_.weight += weight.numpy()
             sum_.count(term.values)
@@ -283,9 +288,11 @@ class ExactSums:
         """Return the sums as tensors, which lie where they are added to."""
         self.flush()
         sums = {
-            name: {"values": sum_.named(torch.from_numpy(sum_.total)), "weight": torch.from_numpy(sum_.weight)}
+            name: {
+                "values": {} if sum_.empty else sum_.named(torch.from_numpy(sum_.total)),
+                "weight": torch.from_numpy(sum_.weight),
+            }
             for name, sum_ in self._sums.items()
-            if not sum_.empty
         }
         own = {str(client): values for client, values in self.own.items()}
         return {"clients": torch.tensor(self.clients), "sums": sums, "own": own}
@@ -294,6 +301,9 @@ class ExactSums:
         """Add the sums of another's ``message``."""
         self.flush()
         for name, sent in message["sums"].items():
+            if not sent["values"]:
+                self._unheard[name] = sent["weight"]
+                continue
             sum_ = self._sum(name, sent["values"], sent["weight"], grid)
             floats = [value for value in sent["values"].values() if value.is_floating_point()]
             flat = joined(floats)
@@ -307,15 +317,19 @@ class ExactSums:
         self.clients += message["clients"].tolist()
         self.own |= {int(client): {k: v.clone() for k, v in own.items()} for client, own in message["own"].items()}
 
-    def means(self, others: Sequence[tuple[int, Contribution]]) -> Means:
+    def means(self, others: Sequence[tuple[int, Contribution]], grid: Grid) -> Means:
         """Return the means over all that was added and over ``others``, ascending, which were not for the grid."""
         self.flush()
-        values, weights = {}, {}
-        for name, sum_ in self._sums.items():
-            mean, weight = sum_.mean([contribution.terms[name] for _, contribution in others])
-            weights[name] = weight
-            if bool(weight.any()):
-                values[name] = mean
+        values, weights = dict[str, Tensors](), dict(self._unheard)
+        for name in dict.fromkeys([*self._sums, *weights]):
+            terms = [contribution.terms[name] for _, contribution in others]
+            heard = [term for term in terms if bool(_as_tensor(term.weight).any())]
+            if name not in self._sums and heard:
+                self._sum(name, heard[0].values, _as_tensor(heard[0].weight), grid)
+            if name in self._sums and (heard or not self._sums[name].empty):
+                values[name], weights[name] = self._sums[name].mean(heard)
+            elif name in self._sums:
+                weights[name] = torch.from_numpy(self._sums[name].weight)
         own = self.own | {client: contribution.own for client, contribution in others if contribution.own}
         clients = sorted([*self.clients, *(client for client, _ in others)])
         return Means(values, weights, clients, {client: own[client] for client in sorted(own)})

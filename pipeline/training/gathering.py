@@ -98,7 +98,9 @@ class Gathering:
     def means(self) -> Means:
         """Return the means over all clients."""
         others = [(r.card.client, self.method.contribution(r)) for r in self.results()]
-        return self.sums.means(others) if self.sums.clients else means_of(others, mean_of)
+        if self.grid is None or not self.sums.clients:
+            return means_of(others, mean_of)
+        return self.sums.means(others, self.grid)
 
     def _fits(self, card: Card, contribution: Contribution) -> bool:
         assert self.grid is not None
