@@ -27,8 +27,11 @@ class MaskSource:
         # A generator cannot be copied; a copied model starts with an unseeded source of its own.
         return MaskSource(lookup=self.lookup)
 
-    def mask(self, like: Tensor, p: float) -> Tensor:
-        """Return a mask in the shape of ``like``: 0 with probability p, else 1 / (1 - p)."""
+    def mask(self, like: Tensor, p: float, positions: tuple[int, ...] = ()) -> Tensor:
+        """Return a mask in the shape of ``like``: 0 with probability p, else 1 / (1 - p).
+
+        positions: dimensions of ``like`` that are positions of a row, which may be padding.
+        """
         if not self.lookup or like.device.type != "cpu":
             return torch.empty_like(like).bernoulli_(1 - p, generator=self.generator).div_(1 - p)
         n = like.numel()
@@ -64,7 +67,8 @@ class Dropout(nn.Module):
         self.p = p
         self.source = source
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: tuple[int, ...] = ()) -> Tensor:
+        """positions: as ``MaskSource.mask``."""
         if not self.training or self.p == 0:
             return x
-        return x * self.source.mask(x, self.p)
+        return x * self.source.mask(x, self.p, positions)

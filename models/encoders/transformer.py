@@ -50,9 +50,9 @@ class SelfAttentionLayer(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, x_BLD: Tensor, bias_B11L: Tensor | None) -> Tensor:
-        x_BLD = self.norm_attention(x_BLD + self.drop(self.attend(x_BLD, bias_B11L)))
-        hidden = self.down(self.drop(F.relu(self.up(x_BLD))))
-        out: Tensor = self.norm_feedforward(x_BLD + self.drop(hidden))
+        x_BLD = self.norm_attention(x_BLD + self.drop(self.attend(x_BLD, bias_B11L), (1,)))
+        hidden = self.down(self.drop(F.relu(self.up(x_BLD)), (1,)))
+        out: Tensor = self.norm_feedforward(x_BLD + self.drop(hidden, (1,)))
         return out
 
     def attend(self, x_BLD: Tensor, bias_B11L: Tensor | None) -> Tensor:
@@ -62,7 +62,7 @@ class SelfAttentionLayer(nn.Module):
         weight_BHLL = (q * (width // self.heads) ** -0.5) @ k.transpose(-2, -1)
         if bias_B11L is not None:
             weight_BHLL = weight_BHLL + bias_B11L
-        weight_BHLL = self.drop(weight_BHLL.softmax(-1))
+        weight_BHLL = self.drop(weight_BHLL.softmax(-1), (2, 3))
         mixed: Tensor = self.out((weight_BHLL @ v).transpose(1, 2).reshape(b, length, width))
         return mixed
 
@@ -75,6 +75,8 @@ class TransformerEncoder(nn.Module):
     """
 
     positions: Tensor
+    stacked = False
+    """True where it is one of several that are computed at once (``anchorfl.models.stacked``)."""
 
     def __init__(
         self, entry: nn.Module, width: int, heads: int, feedforward: int, dropout: float, length: int, masks: MaskSource
@@ -89,13 +91,13 @@ class TransformerEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         real_BL = x != 0 if x.dim() == 2 else (x != 0).any(-1)
-        x_BLD = self.drop(self.entry(x) + self.positions[: x.shape[1]])
+        x_BLD = self.drop(self.entry(x) + self.positions[: x.shape[1]], (1,))
         bias = None
         # a GPU would have to be waited for to know that there is no padding: there the bias is added in any case
-        if x.device.type != "cpu" or not bool(real_BL.all()):
+        if self.stacked or x.device.type != "cpu" or not bool(real_BL.all()):
             # A fully padded row attends to everything: its result is multiplied by zero below, and must not be NaN.
             hidden_BL = ~real_BL & real_BL.any(-1, keepdim=True)
-            bias = torch.zeros(real_BL.shape, device=x.device).masked_fill_(hidden_BL, -math.inf)[:, None, None, :]
+            bias = torch.zeros(real_BL.shape, device=x.device).masked_fill(hidden_BL, -math.inf)[:, None, None, :]
         z_BLD: Tensor = self.norm(self.layer(x_BLD, bias))
         if bias is None:
             return z_BLD.mean(1)

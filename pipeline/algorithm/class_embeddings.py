@@ -129,7 +129,7 @@ class OneClass(Method[RowsState, RowUpdate]):
     them (``update_class_rows``).
     """
 
-    supports = Supports(one_class=True)
+    supports = Supports(one_class=True, stack=False)  # thousands of them are one pass (``batched_round``)
 
     margin: float = 0.9
     """Cosine above which a row has no loss (FedALC, eq. 14)."""

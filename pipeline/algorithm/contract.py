@@ -76,6 +76,8 @@ class Supports:
     """Robust aggregations, and ``clip_norm``, that its aggregation allows."""
     one_class: bool = False
     """It has one client per class, which knows that class alone (``task.partition = "one_class"``)."""
+    stack: bool = True
+    """Its trainers are ``replayable``, so that one program can train several clients (``federation.stack``)."""
 
 
 S = TypeVar("S", bound=ServerState)
@@ -154,8 +156,9 @@ class ClientTrainer(ABC, Generic[S, U]):
     refresh: Literal["round", "epoch"] = "round"
     """Time at which ``data`` is asked for the rows to train on."""
     replayable: bool = False
-    """True where a step launches the same work at every call in a phase, so that a GPU can record and repeat it: it
-    draws nothing from a generator of the CPU, counts nothing in Python and waits for no number. It is not inherited."""
+    """True where a step is the same program of tensors at every call in a phase, so that a GPU can record and repeat
+    it, and several clients' steps can be one (``federation.stack``): it draws nothing from a generator of the CPU,
+    counts nothing in Python, waits for no number, and rows of weight 0 add nothing to its loss. It is not inherited."""
     phase: Hashable = ""
     """What steps do now, where they do not do the same in all epochs."""
     steps: int = 0
@@ -208,7 +211,9 @@ class ClientTrainer(ABC, Generic[S, U]):
         torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
 
     def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
-        """Zero the gradients, add those of all micro-batches and of the penalty; return the mini-batch's loss."""
+        """Zero the gradients, add those of all micro-batches and of the penalty, and correct them; return the
+        mini-batch's loss.
+        """
         total = torch.zeros((), device=self.parameters[0].device)
         self.zero_gradients()
         for micro_batch in micro_batches:
@@ -219,7 +224,11 @@ class ClientTrainer(ABC, Generic[S, U]):
         if extra is not None:
             extra.backward()  # type: ignore[no-untyped-call]
             total = total + extra.detach()
+        self.correct()
         return total
+
+    def correct(self) -> None:
+        """Change the gradients before an optimizer takes them, element by element (SCAFFOLD)."""
 
     def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         """Train on one mini-batch, given as micro-batches whose losses add up; return its loss."""

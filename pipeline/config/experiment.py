@@ -63,6 +63,11 @@ class Experiment:
                 "federation.deadline needs processes that can be ended: set cluster.executor to 'ray' or 'forked', and"
                 " federation.batched_clients to false, or leave the deadline out"
             )
+        if self.federation.stack != 1 and self.cluster.executor != "serial":
+            raise ValueError(
+                f"federation.stack = {self.federation.stack} trains clients in one process: set cluster.executor to"
+                " 'serial', or federation.stack to 1"
+            )
         least = quorum_size(self.federation.quorum, self.selected_clients)
         if not unsettled and (lack := self.federation.aggregator.lack(least)):
             raise ValueError(

@@ -28,6 +28,10 @@ class FederationOptions:
     batched_clients: bool = False
     """Compute a round of clients with one class each as one pass over their rows
     (pipeline/execution/batched_executor.py): the same update up to float rounding, for methods that have it."""
+    stack: int = 1
+    """Clients of a round that one program trains at once (pipeline/training/stacked_training.py): the same updates up
+    to float rounding, in less time where networks are small; 1: one by one; 0: as many as pay for this network on
+    this processor. Needs ``cluster.executor = "serial"``."""
     batch_rows: int = 1024
     """Rows of one piece of such a pass; the pieces add up."""
     quorum: float = 0.5
@@ -67,9 +71,11 @@ class FederationOptions:
             raise ValueError(f"federation.client_fraction = {self.client_fraction}: must be in [0, 1]")
         if not 0 < self.quorum <= 1:
             raise ValueError(f"federation.quorum = {self.quorum}: must be in (0, 1]")
-        for name in ("retries", "deadline", "backup_fraction"):
+        for name in ("retries", "deadline", "backup_fraction", "stack"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 0")
+        if self.batched_clients and self.stack != 1:
+            raise ValueError("federation.batched_clients trains all clients in one pass: leave federation.stack out")
         uses = self.aggregator.uses
         if self.batched_clients and uses:
             raise ValueError(

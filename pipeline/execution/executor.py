@@ -6,18 +6,20 @@ gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics, RoundOutcome
 from anchorfl.pipeline.training.client import CPU, ClientRunner, device_for
 from anchorfl.pipeline.training.errors import RejectedError, fault_kind
 from anchorfl.pipeline.training.evaluation import mean_of_models
+from anchorfl.pipeline.training.local_training import FitResult
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
+from anchorfl.pipeline.training.stacked_training import stack_size
 from anchorfl.tasks.errors import PreparedDataError, first_line
 from anchorfl.tasks.metrics.scores import Scores
 
@@ -141,6 +143,7 @@ class SerialExecutor(InProcess):
         self.runner = runner_of(run_spec)
         self.server = server_of(run_spec, self.runner)
         self.memories: dict[int, Tensors] = {}
+        self.stack = stack_size(run_spec.experiment, self.runner.model, self.runner.prepared.manifest.spec)
 
     def round(
         self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()
@@ -149,21 +152,17 @@ class SerialExecutor(InProcess):
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
         memories: dict[int, Tensors] = {}
         while True:
-            for client in cohort.drain():
-                on_progress(1, len(cohort.metrics), len(cohort.failed))
-                try:
-                    client_message = self.server.client_message(client)
-                    result = self.runner.fit(client, round_, broadcast, self.memories.get(client, {}), client_message)
-                except PreparedDataError:
-                    raise
-                except Exception as error:  # any other fault of a client costs that client only
-                    cohort.fail(Failure(client, first_line(error), fault_kind(error)))
-                    continue
-                self.server.collect(round_, client, result.update)
-                memories[client] = result.memory
-                cohort.metrics[client] = FitMetrics(
-                    result.loss, result.seconds, messages.nbytes(result.update), messages.nbytes(client_message)
-                )
+            while cohort.waiting:
+                clients = [cohort.waiting.popleft() for _ in range(len(cohort.waiting) if self.stack > 1 else 1)]
+                on_progress(min(len(clients), self.stack), len(cohort.metrics), len(cohort.failed))
+                for client, result, message_bytes in self._fit(clients, round_, broadcast):
+                    if isinstance(result, Exception):  # costs this client only
+                        cohort.fail(Failure(client, first_line(result), fault_kind(result)))
+                        continue
+                    self.server.collect(round_, client, result.update)
+                    memories[client] = result.memory
+                    update_bytes = messages.nbytes(result.update)
+                    cohort.metrics[client] = FitMetrics(result.loss, result.seconds, update_bytes, message_bytes)
             cohort.check_quorum()
             answered = cohort.answered
             try:
@@ -173,6 +172,25 @@ class SerialExecutor(InProcess):
                 cohort.reject(error)
         self.memories |= {c: memories[c] for c in answered}
         return cohort.outcome(messages.nbytes(broadcast), system_metrics.peak("process"), counts)
+
+    def _fit(
+        self, clients: Sequence[int], round_: int, broadcast: ServerState
+    ) -> Iterator[tuple[int, FitResult[Any] | Exception, int]]:
+        """Yield each client, its result or what went wrong with it, and the bytes of the message to it alone."""
+        sent = dict[int, Tensors]()
+        for client in clients:
+            try:
+                sent[client] = self.server.client_message(client)
+                if self.stack == 1:
+                    result = self.runner.fit(client, round_, broadcast, self.memories.get(client, {}), sent[client])
+                    yield client, result, messages.nbytes(sent[client])
+            except PreparedDataError:
+                raise
+            except Exception as error:
+                yield client, error, 0
+        if self.stack > 1:
+            for client, done in self.runner.fit_stacked(round_, broadcast, self.memories, sent, self.stack):
+                yield client, done, messages.nbytes(sent[client])
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.server.method.evaluate_on == "server":

@@ -50,7 +50,7 @@ class FedBM(Method[BMState, Update]):
     """
 
     name = "fedbm"
-    supports = Supports(kinds=("single",))
+    supports = Supports(kinds=("single",), stack=False)  # clients draw images of their own
 
     weighting: Weighting = "samples"
     """Weight of a client in the mean: its number of samples, or 1."""

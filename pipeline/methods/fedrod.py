@@ -5,7 +5,6 @@ Facts, and where paper and codes differ: docs/methods/fedrod.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +38,9 @@ class TwoHeadsTrainer(AveragingTrainer):
         self.personal_head = {name: nn.Parameter(value.clone()) for name, value in head.items()}
         self.prior_C = log_prior(ctx.card.count_C, gamma).to(ctx.data.y_NC)
         super().__init__(ctx)
+        self.parameters = [*self.parameters, *self.personal_head.values()]
+        for p in self.personal_head.values():
+            p.grad = torch.zeros_like(p)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         personal = SGD(self.personal_head.values(), lr=self.ctx.optimizer.lr)
@@ -49,16 +51,11 @@ class TwoHeadsTrainer(AveragingTrainer):
         return generic_BC + F.linear(z_BD, self.personal_head[HEAD_WEIGHT], self.personal_head[HEAD_BIAS])
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the generic loss; that of the personal head, a graph with that head alone, is propagated here."""
+        """Return the generic loss, with the gradient of the personal head's, which moves that head alone."""
         z_BD = self.model.encoder(batch.x)
         generic_BC = self.model.head(z_BD)
         personal = self.ctx.objective.loss(self.personal(z_BD.detach(), generic_BC.detach()), batch)
-        personal.backward()  # type: ignore[no-untyped-call]
-        return self.ctx.objective.loss(generic_BC + self.prior_C, batch)
-
-    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
-        self.optimizers["personal"].zero_grad()
-        return super().step(micro_batches)
+        return self.ctx.objective.loss(generic_BC + self.prior_C, batch) + (personal - personal.detach())
 
     def memory(self) -> Tensors:
         head = {name: value.detach().clone() for name, value in self.personal_head.items()}

@@ -5,11 +5,9 @@ Facts, and where paper and codes differ: docs/methods/scaffold.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from anchorfl.pipeline.algorithm.aggregation import Weighting
 from anchorfl.pipeline.algorithm.contract import (
@@ -25,7 +23,6 @@ from anchorfl.pipeline.algorithm.contract import (
 )
 from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
-from anchorfl.tasks.contract import Batch
 
 CONTROL = "control."
 """Prefix of the client's control variate in its memory."""
@@ -51,13 +48,11 @@ class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
         self.total = {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
         self.control = {name: zero.clone() for name, zero in self.total.items()} | below(CONTROL, ctx.memory)
 
-    def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
-        loss = super().gradients(micro_batches)
+    def correct(self) -> None:
         for name, p in self.model.named_parameters():
             assert p.grad is not None  # ``ClientTrainer`` starts with zeros
             self.total[name] += p.grad
             p.grad += self.ctx.state.control[name] - self.control[name]
-        return loss
 
     def next_control(self) -> Tensors:
         """Return c_i after the round. Plain SGD: option II, from the way gone.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,11 +12,13 @@ import torch
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
+from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.training.allocator import keep_freed_memory
 from anchorfl.pipeline.training.evaluation import Scoring
-from anchorfl.pipeline.training.local_training import FitResult, fit
+from anchorfl.pipeline.training.local_training import FitResult, begin_fit, fit
 from anchorfl.pipeline.training.row_cache import RowCache
 from anchorfl.pipeline.training.run_spec import RunSpec
+from anchorfl.pipeline.training.stacked_training import Member, Stack, Workspace, check_trainer, groups_of
 from anchorfl.tasks.contract import Card, ClientData
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import Scores
@@ -73,6 +75,57 @@ class ClientRunner:
         sent = messages.to(client_message, self.device)
         result = fit(self.training, self.model, card, rows, broadcast, memory, round_, sent)
         return replace(result, update=messages.to(result.update, CPU), memory=messages.to(result.memory, CPU))
+
+    def fit_stacked(
+        self,
+        round_: int,
+        broadcast: ServerState,
+        memories: Mapping[int, Tensors],
+        client_messages: Mapping[int, Tensors],
+        size: int,
+    ) -> Iterator[tuple[int, FitResult[Any] | Exception]]:
+        """Train the clients that have a message, be it empty, as stacks of at most ``size``; yield each one's result,
+        or what went wrong with it. As ``fit``, up to rounding.
+        """
+        members, broadcast = list[Member](), messages.to(broadcast, self.device)
+        for client, message in client_messages.items():
+            memory = messages.to(memories.get(client) or self.first_memory, self.device)
+            try:
+                card, rows = self._client(client)
+                sent = messages.to(message, self.device)
+                fitting = begin_fit(self.training, self.model, card, rows, broadcast, memory, round_, sent)
+                check_trainer(fitting.trainer)
+                members.append(Member(fitting, fitting.trainer.data(), weights_of(self.model)))
+            except InputError:
+                raise
+            except Exception as error:  # costs this client alone
+                yield client, error
+        for group in groups_of(members, size):
+            stack = Stack(self.training, self.workspace, group)
+            failed = None
+            try:
+                stack.train()
+            except InputError:
+                raise
+            except Exception as error:  # costs the stack's clients
+                failed = error
+            for k, member in enumerate(group):
+                client = member.fitting.trainer.ctx.card.client
+                if failed is not None:
+                    yield client, failed
+                    continue
+                try:
+                    result = stack.result(k)
+                except Exception as error:  # costs this client alone
+                    yield client, error
+                    continue
+                update, memory = messages.to(result.update, CPU), messages.to(result.memory, CPU)
+                yield client, replace(result, update=update, memory=memory)
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        """The networks of stacks."""
+        return Workspace(self.model)
 
     @cached_property
     def scoring(self) -> Scoring:

@@ -78,28 +78,66 @@ def fit(
     Raises UpdateError where the update cannot be merged.
     """
     began = time.perf_counter()
+    fitting = begin_fit(training, model, card, data, broadcast, memory, round_, client_message)
+    trainer = fitting.trainer
+    model.reseed(fitting.mask_rng)
+    if fitting.mask_rng.device.type == "cuda" and trainer.replayable:
+        with side_stream(fitting.mask_rng.device):
+            loss = _epochs(trainer, Replay(trainer), training, fitting)
+    else:
+        loss = _epochs(trainer, trainer.step, training, fitting)
+    return end_fit(trainer, loss, began)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A client that is ready for its first local step."""
+
+    trainer: ClientTrainer[Any, Any]
+    order_rng: torch.Generator
+    """Draws the order of the rows, epoch by epoch."""
+    mask_rng: torch.Generator
+    """Draws dropout masks, on the device of the weights."""
+    change: Augmentation | None
+
+
+def begin_fit(
+    training: TrainingSpec,
+    model: Classifier,
+    card: Card,
+    data: ClientData,
+    broadcast: S,
+    memory: Tensors,
+    round_: int,
+    client_message: Tensors | None = None,
+) -> Fitting:
+    """Return a client that has loaded what it was sent. Arguments and errors as ``fit``."""
     client, seed = card.client, training.seed
     if not len(data):
         raise UpdateError(f"client {client} has no training rows")
     load_sent(model, broadcast.weights)
     set_training(model)
     device = parts_of(model)[1][0].device
-    model.reseed(torch_rng(seed, "client", client, "round", round_, "dropout", device=device))
     ctx = ClientContext(
         model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,
         torch_rng(seed, "client", client, "round", round_, "method"), client_message or {}, round_,
     )  # fmt: skip
-    trainer: ClientTrainer[Any, Any] = training.method.trainer(ctx)
-    order_rng = torch_rng(seed, "client", client, "round", round_, "order")
-    change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
-    if device.type == "cuda" and trainer.replayable:
-        with side_stream(device):
-            loss = _epochs(trainer, Replay(trainer), training, order_rng, change)
-    else:
-        loss = _epochs(trainer, trainer.step, training, order_rng, change)
-    update = trainer.update()
-    if fault := messages.shape_mismatch(update.weights, broadcast.weights) or messages.not_finite(update):
-        raise UpdateError(f"client {client}, round {round_}: {fault}")
+    return Fitting(
+        training.method.trainer(ctx),
+        torch_rng(seed, "client", client, "round", round_, "order"),
+        torch_rng(seed, "client", client, "round", round_, "dropout", device=device),
+        augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment")),
+    )
+
+
+def end_fit(trainer: ClientTrainer[Any, Any], loss: float, began: float) -> FitResult[Any]:
+    """Return the result of a client that has trained. loss, began: of the last epoch; of the clock.
+
+    Raises UpdateError where the update cannot be merged.
+    """
+    ctx, update = trainer.ctx, trainer.update()
+    if fault := messages.shape_mismatch(update.weights, ctx.state.weights) or messages.not_finite(update):
+        raise UpdateError(f"client {ctx.card.client}, round {ctx.round}: {fault}")
     return FitResult(update, trainer.memory(), loss, time.perf_counter() - began)
 
 
@@ -111,13 +149,7 @@ def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Augmentatio
     return partial(augment, rng=rng, padding=options.crop, horizontal=horizontal, vertical=vertical)
 
 
-def _epochs(
-    trainer: ClientTrainer[Any, Any],
-    step: Step,
-    training: TrainingSpec,
-    order_rng: torch.Generator,
-    change: Augmentation | None,
-) -> float:
+def _epochs(trainer: ClientTrainer[Any, Any], step: Step, training: TrainingSpec, fitting: Fitting) -> float:
     rows = trainer.data()
     losses, size = list[Tensor](), training.optimizer.batch_size or len(rows)
     for epoch, _ in enumerate(trainer.epochs(training.epochs)):
@@ -125,8 +157,10 @@ def _epochs(
             rows = trainer.data()
         active_N = trainer.active(rows).cpu()
         losses = []
-        for index_B in batches(torch.randperm(len(rows), generator=order_rng), size, trainer.model.couples_rows):
-            losses.append(step(micro_batches(rows, index_B, active_N, training.optimizer, trainer.model, change)))
+        order_N = torch.randperm(len(rows), generator=fitting.order_rng)
+        for index_B in batches(order_N, size, trainer.model.couples_rows):
+            micro = micro_batches(rows, index_B, active_N, training.optimizer, trainer.model, fitting.change)
+            losses.append(step(micro))
             trainer.steps += 1
     return float(torch.stack(losses).mean()) if losses else 0.0
 

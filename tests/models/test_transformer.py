@@ -195,7 +195,7 @@ def test_dropout_acts_in_training_only_and_at_five_places():
     """Entry, attention weights and output, feed-forward hidden and output: five masks a pass."""
     encoder = small("tokens", dropout=0.5)
     shapes = []
-    encoder.drop.source.mask = lambda like, p: shapes.append(tuple(like.shape)) or torch.ones_like(like)
+    encoder.drop.source.mask = lambda like, p, positions: shapes.append(tuple(like.shape)) or torch.ones_like(like)
     x = rows("tokens", [9, 4])
     encoder.eval()(x)
     assert shapes == []

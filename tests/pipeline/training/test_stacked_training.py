@@ -1,0 +1,195 @@
+"""Stacks of clients give what each client gives alone: in float64 to 1e-9, so that no difference hides in rounding."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import AveragingTrainer
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.training.client import ClientRunner
+from anchorfl.pipeline.training.errors import QuorumError
+from anchorfl.pipeline.training.local_training import FitResult
+from anchorfl.pipeline.training.server import Server
+from anchorfl.pipeline.training.stacked_training import Stack
+from anchorfl.tasks.errors import InputError
+from tests.faulty import Faulty, FaultyTrainer
+from tests.runs import nobody, quiet
+
+STACKED = [name for name, method in METHODS.items() if method.supports.stack]
+SGD = {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3, "microbatch_tokens": 0}
+PAIRS = [(name, kind) for name in STACKED for kind in METHODS[name].supports.kinds]
+
+
+def double(tree):
+    return messages.rebuild(tree, lambda _, value: value.double() if value.is_floating_point() else value)
+
+
+def double_rows(rows):
+    names = ("y_NC", "known_NC", "weight_NC", *(("x",) if rows.x.is_floating_point() else ()))
+    return replace(rows, **{name: getattr(rows, name).double() for name in names})
+
+
+def results(e, stack):
+    """Return every update and memory, by client and round, of three rounds from the first weights."""
+    run_spec = make_run_spec(e, quiet)
+    runner, server = ClientRunner(run_spec), Server(run_spec)
+    runner.model.double()
+    read = runner._client
+    runner._client = lambda client: (read(client)[0], double_rows(read(client)[1]))
+    runner.first_memory = double(runner.first_memory)
+    memories, out = {}, {}
+    for round_ in (1, 2, 3):
+        sent = double(server.broadcast(round_))
+        clients = range(e.task.clients) if round_ == 2 else range(1, e.task.clients)
+        if stack:
+            done = dict(runner.fit_stacked(round_, sent, memories, {c: {} for c in clients}, stack))
+        else:
+            done = {c: runner.fit(c, round_, sent, memories.get(c, {})) for c in clients}
+        for client, result in done.items():
+            assert isinstance(result, FitResult), result
+            memories[client] = result.memory
+            out[client, round_] = result
+    return out
+
+
+def check_equal(mine, other, tolerance=1e-9):
+    assert mine.keys() == other.keys()
+    for key, result in mine.items():
+        assert result.loss == pytest.approx(other[key].loss, rel=1e-6)
+        for a, b in ((result.update, other[key].update), (result.memory, other[key].memory)):
+            values, others = dict(messages.tensors(a)), dict(messages.tensors(b))
+            assert values.keys() == others.keys()
+            for name, value in values.items():
+                torch.testing.assert_close(value, others[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_a_client_sends_and_keeps_what_it_would_alone(experiment, name, kind):
+    """With dropout, ragged texts, momentum and weight decay, clients of unlike rows, and some new in a round."""
+    e = experiment(name, f"toy-{kind}", optimizer=SGD)
+    check_equal(results(e, 4), results(e, 0))
+
+
+@pytest.mark.parametrize("options", [{"refresh": "epoch"}, {"alternate_every": "epoch"}, {"alternating": False}])
+def test_the_ways_of_fedalign(experiment, options):
+    e = experiment("fedalign", options=options, optimizer=SGD)
+    check_equal(results(e, 4), results(e, 0))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedalign"])
+def test_adam_keeps_each_clients_own_steps(experiment, name):
+    """Clients come back with other numbers of steps behind them. Adam divides rounding by rounding where a gradient is
+    about zero, so the bound is wider.
+    """
+    e = experiment(name, optimizer={"microbatch_tokens": 0})
+    one = results(e, 0)
+    assert len({float(value) for r in one.values() for n, value in r.memory.items() if n.endswith("0.step")}) > 2
+    check_equal(results(e, 4), one, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_smaller_stacks_give_the_same(experiment, size):
+    e = experiment("moon", optimizer=SGD)
+    check_equal(results(e, size), results(e, 4))
+
+
+@pytest.mark.parametrize("change", [{}, {"skip_zero_rows": False}, {"crop": 2, "flip": "both"}, {"batch_size": 0}])
+def test_images(experiment, change):
+    e = images(experiment, "fedavg", **change)
+    check_equal(results(e, 4), results(e, 0))
+
+
+@pytest.mark.parametrize(("name", "norm"), [("fedavg", "batch"), ("scaffold", "group"), ("fedrep", "batch")])
+def test_residual_networks(experiment, name, norm):
+    """With BatchNorm, rows of one client are never beside padding, and its statistics are its own."""
+    e = images(experiment, name, {"head_epochs": 1} if name == "fedrep" else {}, skip_zero_rows=False)
+    e = replace(e, model=replace(e.model, network="resnet8", norm=norm))
+    check_equal(results(e, 4), results(e, 0), tolerance=1e-7)
+
+
+def images(experiment, name, method=None, **optimizer):
+    options = {**SGD, "lr": 0.01, "batch_size": 32} | optimizer
+    e = experiment(name, "digits", options=method, optimizer=options, federation={"epochs": 1})
+    return replace(e, task=replace(e.task, classes_per_client=3))
+
+
+def executed(e, cohorts=([0, 1, 2], [1, 2, 3])):
+    executor = SerialExecutor(make_run_spec(e, quiet))
+    return executor, [executor.round(round_, cohort, nobody) for round_, cohort in enumerate(cohorts, start=1)]
+
+
+def test_a_run_of_stacks_has_the_same_bits_again_and_those_of_one_by_one_to_rounding(experiment):
+    e = experiment("fedavg", optimizer=SGD, federation={"stack": 3})
+    first, again = executed(e)[0].snapshot(), executed(e)[0].snapshot()
+    assert messages.checksum(first) == messages.checksum(again)
+    alone = executed(experiment("fedavg", optimizer=SGD))[0].snapshot()
+    assert messages.checksum(first) != messages.checksum(alone)
+    for name, value in alone.items():
+        torch.testing.assert_close(first[name], value, rtol=1e-4, atol=1e-5)
+
+
+class Stackable(FaultyTrainer):
+    replayable = True
+
+
+def test_a_client_that_fails_costs_itself(experiment, tmp_path, monkeypatch):
+    """Its first update is not finite, its second comes from a stack of one."""
+    faulty = Faulty(clients=(1,), kind="nan", times=1, folder=str(tmp_path))
+    monkeypatch.setattr(Faulty, "trainer", lambda self, ctx: Stackable(ctx, self))
+    e = replace(experiment("fedavg", optimizer=SGD, federation={"stack": 3}), method=faulty)
+    executor, outcomes = executed(e)
+    assert outcomes[0].answered == (0, 1, 2)
+    assert [(f.client, f.kind) for f in outcomes[0].retried] == [(1, "rejected")]
+    assert not outcomes[1].retried
+    assert not messages.not_finite(executor.snapshot())
+
+
+def test_an_error_in_the_steps_of_a_stack_is_each_clients(experiment, monkeypatch):
+    monkeypatch.setattr(Stack, "train", lambda self: 1 / 0)
+    with pytest.raises(QuorumError, match=r"client 0: .*division by zero"):
+        executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
+
+
+def test_the_stack_of_a_network_that_pays(experiment):
+    small = images(experiment, "fedavg")
+    small = replace(small, federation=replace(small.federation, stack=0))
+    assert SerialExecutor(make_run_spec(small, quiet)).stack == 3
+    large = replace(small, model=replace(small.model, width=256))
+    assert SerialExecutor(make_run_spec(large, quiet)).stack == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "fedalc", "optimizer": SGD}, "another method than 'fedalc'"),
+        ({"optimizer": {}}, "optimizer.microbatch_tokens = 0 for rows with a length"),
+        ({"optimizer": SGD | {"precision": "bfloat16"}}, "optimizer.precision = 'float32'"),
+        ({"optimizer": SGD | {"onednn": True}}, "optimizer.onednn = False"),
+        ({"optimizer": SGD, "cluster": {"executor": "forked"}}, "set cluster.executor to 'serial'"),
+        ({"optimizer": SGD, "federation": {"stack": -1}}, "federation.stack = -1: must be at least 0"),
+        ({"optimizer": SGD, "federation": {"stack": 2, "batched_clients": True}}, "leave federation.stack out"),
+    ],
+)
+def test_stacks_that_cannot_be_are_refused_in_one_line(experiment, changes, message):
+    changes = {"method": "fedavg", "federation": {"stack": 3}} | changes
+    with pytest.raises(ValueError, match=message):
+        SerialExecutor(make_run_spec(experiment(**changes), quiet))
+
+
+def test_a_method_whose_steps_are_its_own_is_refused_in_one_line(experiment, monkeypatch):
+    monkeypatch.setattr(AveragingTrainer, "replayable", False)
+    with pytest.raises(InputError, match="AveragingTrainer has steps of its own"):
+        executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
+
+
+def test_a_loss_that_reads_one_clients_card_is_refused(experiment, monkeypatch):
+    def loss(self, batch):
+        return self.ctx.objective.loss(self.model(batch.x), batch) * self.ctx.card.num_examples
+
+    monkeypatch.setattr(AveragingTrainer, "loss", loss)
+    with pytest.raises(InputError, match="'num_examples' of a client's data, card"):
+        executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
