@@ -270,6 +270,12 @@ class BatchedRound(Generic[S]):
 class Method(ABC, Generic[S, U]):
     """A frozen dataclass of hyper-parameters and five verbs. Server hooks are pure: state in, state out."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in ("contribution", "merge"):
+            if cls.aggregate is not Method.aggregate and getattr(getattr(cls, name), "__isabstractmethod__", False):
+                setattr(cls, name, None)  # no longer abstract, and never called
+
     # ---- What it is, asks for and works with.
 
     name: ClassVar[str]
@@ -311,15 +317,17 @@ class Method(ABC, Generic[S, U]):
         """Return what is sent to the selected clients: the state, private fields blanked."""
         return state
 
+    @abstractmethod
     def contribution(self, result: ClientResult[U]) -> Contribution:
         """Return what the server takes in of an update: its terms in weighted means. A pure function, which workers
-        call, too: what they send is then one sum for many clients.
+        call, too: what they send is then one sum for many clients. Not needed beside an own ``aggregate``.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs contribution and merge, or aggregate")
 
+    @abstractmethod
     def merge(self, state: S, means: Means, ctx: ServerContext) -> S:
-        """Return the state after a round, from the means of the clients' contributions."""
-        raise NotImplementedError(f"{type(self).__name__} needs contribution and merge, or aggregate")
+        """Return the state after a round, from the means of the clients' contributions. Not needed beside an own
+        ``aggregate``.
+        """
 
     def aggregate(self, state: S, results: Sequence[ClientResult[U]], ctx: ServerContext) -> S:
         """Return the state after a round. ``results`` is not empty and sorted by client.
