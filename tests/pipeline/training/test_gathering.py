@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Averaging, Update
+from anchorfl.pipeline.algorithm.contract import Averaging, Method, Update
 from anchorfl.pipeline.algorithm.exact_sums import Grid, bounds_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.prepare import make_run_spec
@@ -223,3 +223,22 @@ def test_a_grid_is_for_sums_alone(experiment):
     for options, has in (({}, True), ({"aggregation": "median", "quorum": 1.0}, False), ({"clip_norm": 1.0}, False)):
         s = SerialExecutor(make_run_spec(experiment("fedavg", federation=options), lambda line: None)).server
         assert (s.grid(1) is not None) == has
+
+
+def test_a_method_says_how_it_aggregates_when_it_is_made():
+    """With neither half, or one, it would fail after its first round; beside an own ``aggregate``, it needs none."""
+
+    class Neither(Method):
+        begin = trainer = None
+
+    class Half(Neither):
+        contribution = None
+
+    class Whole(Neither):
+        def aggregate(self, state, results, ctx):
+            return state
+
+    for kind in (Neither, Half):
+        with pytest.raises(TypeError, match="merge"):
+            kind()
+    assert not Whole().sums
