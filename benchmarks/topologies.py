@@ -31,7 +31,7 @@ from unittest.mock import patch
 import psutil
 from ray.cluster_utils import Cluster
 
-from anchorfl.pipeline.cluster import auth_token, ray_cluster
+from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.execution.actor_pool import ActorPools
@@ -208,10 +208,11 @@ def main() -> int:
             with ExitStack() as stack:
                 cluster = ClusterOptions()
                 if topologies is TWO_NODES:
-                    auth_token.ensure_token()
-                    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+                    stack.enter_context(ray_cluster._loopback_only())
+                    here = {"num_cpus": 2, "node_ip_address": "127.0.0.1"}
+                    nodes = Cluster(initialize_head=True, head_node_args=here | {"include_dashboard": False})
                     stack.callback(nodes.shutdown)
-                    nodes.add_node(num_cpus=2)
+                    nodes.add_node(**here)
                     cluster = replace(cluster, address=nodes.address)
                 stack.enter_context(ray_cluster.session(cluster))
                 pools = ActorPools()
