@@ -56,18 +56,19 @@ class Member:
 
 
 class Workspace:
-    """The network of one client, and those of stacks, which hold whatever was left in them."""
+    """The network of one client, and that of a stack, which hold whatever was left in them."""
 
     def __init__(self, model: Classifier) -> None:
         self.model = model
-        self._stacked: dict[int, Classifier] = {}
+        self._stacked, self._count = model, 0
 
     def stacked(self, count: int) -> Classifier:
-        """Return the network of so many clients."""
-        if count not in self._stacked:
-            self._stacked[count] = stack(self.model, count)
-        set_training(self._stacked[count])
-        return self._stacked[count]
+        """Return the network of so many clients, made anew where the last ones were more or fewer."""
+        if count != self._count:
+            self._stacked, self._count = self.model, 0  # the old one goes before there is a new one
+            self._stacked, self._count = stack(self.model, count), count
+        set_training(self._stacked)
+        return self._stacked
 
 
 SMALL = 50_000
