@@ -38,6 +38,7 @@ from anchorfl.pipeline.execution.actor_pool import ActorPools
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run import lifecycle
 from anchorfl.pipeline.run.assemble import from_words
+from anchorfl.pipeline.run.prepare import prepare_data
 from anchorfl.pipeline.run.round_loop import RoundLoop
 
 TOPOLOGIES: Mapping[str, dict[str, object]] = {
@@ -217,6 +218,8 @@ def main() -> int:
                 stack.enter_context(ray_cluster.session(cluster))
                 pools = ActorPools()
                 stack.callback(pools.close)
+                for method in options.methods:  # before actors hold the CPUs
+                    prepare_data(replace(experiment_of(method, options.rounds), cluster=cluster), _quiet)
                 for name in topologies:
                     began = time.monotonic()
                     table.fill(name, cluster, pools)

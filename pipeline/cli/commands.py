@@ -58,6 +58,7 @@ def run(arguments: list[str]) -> int:
 
 def _train(names: list[str], experiments: list[Experiment]) -> int:
     from anchorfl.pipeline.run.lifecycle import run as run_one
+    from anchorfl.pipeline.run.prepare import prepare_data
     from anchorfl.pipeline.storage.run_folder import new_folder
     from anchorfl.tasks.files.raw_files import raw_folder
     from anchorfl.tasks.registry import task_of
@@ -75,6 +76,8 @@ def _train(names: list[str], experiments: list[Experiment]) -> int:
             stack.enter_context(ray_cluster.session(clusters[0]))  # one Ray for all runs of the command
             actor_pools = ActorPools()
             stack.callback(actor_pools.close)
+        for experiment in experiments[1:]:  # Ray Data would wait for CPUs that the actors of the run before hold
+            prepare_data(experiment, say)
         for name, experiment in zip(names, experiments, strict=True):
             folder = new_folder(experiment, Path(name).stem if name.endswith(".toml") else name)
             say(f"{name}: run folder {folder}")

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: ActorPools | None = None) -> Result:
     """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data.
 
-    actor_pools: of several runs, one after the other.
+    actor_pools: of several runs, one after the other, whose data are prepared: Ray Data would wait for CPUs that the
+    actors of the run before hold.
     """
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:

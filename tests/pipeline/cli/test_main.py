@@ -34,6 +34,13 @@ def test_no_command_shows_the_help(capsys):
     assert "run" in capsys.readouterr().out
 
 
+def test_data_of_later_presets_are_prepared_before_actors_hold_the_cpus(here, capsys):
+    (here / "seven.toml").write_text('extends = "digits/fedavg"\n[task]\nclients = 7\nmin_count = 3\n')
+    assert main(["run", "digits/fedavg", "seven.toml", *SMALL]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("rows for 7 clients") < shown.index("digits/fedavg: run folder")
+
+
 def test_run_compare_predict(here, capsys):
     assert main(["run", "digits/fedavg", "digits/fedalign", *SMALL]) == 0
     shown = capsys.readouterr().out
