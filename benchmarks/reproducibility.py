@@ -94,6 +94,13 @@ KEPT = {
     "r8-8-redrawn-q1": Kept(
         ("r8-8-redrawn",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4321 --vary method.q1=90,99"
     ),
+    "es-25": Kept(
+        ("es-25",),
+        "fedalign --data es-25 --rows fedavg,fedprox-1e-3,fedprox-1e-4,moon,scaffold,fedpu,fedalign"
+        " --seeds 4321,4322,4323",
+        "extrasensory",
+        "16 of the 60 users",
+    ),
     "es": Kept(
         ("es",),
         "fedalign --data es-5,es-15-redrawn,es-25-redrawn --rows fedavg,scaffold,fedalign --seeds 4321,4322,4323",
@@ -223,7 +230,8 @@ class Records:
         kept = KEPT[name]
         a = parse_args(shlex.split(kept.arguments))
         paper = paper_of(a.name)
-        cells = table_runs_of(select_rows(rows_of(paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
+        rows = select_rows(rows_of(paper), a.data, a.rows)
+        cells = table_runs_of(rows, a.seeds, a.overrides, a.vary, paper.reported)
         check_has_scores(paper, cells)
         finished = {digest: runs for archive in kept.archives for digest, runs in self.found(archive).finished.items()}
         table = table_of(paper, attach_folders(cells, RunIndex(finished)), options=drop_free_options(a.overrides))
