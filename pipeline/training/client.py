@@ -20,7 +20,7 @@ from anchorfl.pipeline.training.row_cache import RowCache
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.pipeline.training.stacked_training import Member, Stack, Workspace, check_trainer, groups_of
 from anchorfl.tasks.contract import Card, ClientData
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.metrics.scores import Scores
 
 CPU = torch.device("cpu")
@@ -94,26 +94,24 @@ class ClientRunner:
                 card, rows = self._client(client)
                 sent = messages.to(message, self.device)
                 fitting = begin_fit(self.training, self.model, card, rows, broadcast, memory, round_, sent)
-                check_trainer(fitting.trainer)
                 members.append(Member(fitting, fitting.trainer.data(), weights_of(self.model)))
-            except InputError:
+            except PreparedDataError:
                 raise
             except Exception as error:  # costs this client alone
                 yield client, error
+                continue
+            check_trainer(fitting.trainer)
         for group in groups_of(members, size):
-            stack = Stack(self.training, self.workspace, group)
-            failed = None
+            numbers = [member.fitting.trainer.ctx.card.client for member in group]
             try:
+                stack = Stack(self.training, self.workspace, group)
                 stack.train()
             except InputError:
                 raise
             except Exception as error:  # costs the stack's clients
-                failed = error
-            for k, member in enumerate(group):
-                client = member.fitting.trainer.ctx.card.client
-                if failed is not None:
-                    yield client, failed
-                    continue
+                yield from ((client, error) for client in numbers)
+                continue
+            for k, client in enumerate(numbers):
                 try:
                     result = stack.result(k)
                 except Exception as error:  # costs this client alone
