@@ -4,9 +4,9 @@
 
 Each method trains three times in every topology: in peace; stopped before its second round and resumed in the next
 topology of the list; and with a SIGKILL in its second round: of one of its workers, whose clients train again, or of
-the one process, which is resumed. Prints a row per method with its checksum and in how many
-runs it came out, and names those in which it did not; exit code 1 where there are any. Clients take one local epoch;
-methods with one client per class have ten clients; FedBM does without a text encoder.
+the one process, which is resumed. Prints a row per method with its checksum and in how many runs it came out, and names
+those in which it did not; exit code 1 where there are any. Clients take one local epoch; methods with one client per
+class have ten clients; FedBM does without a text encoder.
 """
 
 from __future__ import annotations
@@ -203,6 +203,7 @@ def main() -> int:
     if options.die is not None:
         with in_round_2(lambda: os.kill(os.getpid(), signal.SIGKILL)):
             in_topology(experiment_of(options.methods[0], options.rounds), "one process", options.die, ActorPools())
+        return 1  # it was not killed
     with tempfile.TemporaryDirectory() as parent:
         table = Table(options.methods, options.rounds, Path(parent))
         for topologies in (TWO_NODES, TOPOLOGIES):  # a Ray of our own turns this process to loopback

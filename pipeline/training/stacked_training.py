@@ -198,6 +198,8 @@ class Stack:
         every = [vars(trainer) for trainer in self.trainers]
         own = {name: _joined([mine[name] for mine in every], name) for name in every[0] if name not in NOT_OWN}
         self.own = {name: value for name, value in own.items() if value is not None}
+        numbers = [name for name, value in vars(self.trainers[0]).items() if isinstance(value, (int, float))]
+        self.own |= {name: self.own[name].to(self.device) for name in numbers if name in self.own}
         vars(self.outer).update(self.own)
 
     def _hand_back(self, k: int) -> None:
@@ -450,7 +452,13 @@ def _joined(values: Sequence[Any], name: str) -> Any:
         return torch.stack([_padded(value, most) if first.dim() else value for value in values])
     if isinstance(first, dict):
         joined = {key: _joined([value[key] for value in values], f"{name}.{key}") for key in first}
-        return joined if all(value is not None for value in joined.values()) and joined else None
+        if all(value is None for value in joined.values()):
+            return None
+        if shared := {key: part for key, part in first.items() if joined[key] is None}:
+            if not all(isinstance(part, Tensor) for part in shared.values()):
+                raise InputError(f"federation.stack: {name} holds more than tensors: set federation.stack to 1")
+            joined |= {key: torch.stack([part] * len(values)) for key, part in shared.items()}
+        return joined
     if all(value == first for value in values):
         return None
     if isinstance(first, (int, float)):

@@ -14,7 +14,7 @@ from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.errors import QuorumError
 from anchorfl.pipeline.training.local_training import FitResult
 from anchorfl.pipeline.training.server import Server
-from anchorfl.pipeline.training.stacked_training import Stack
+from anchorfl.pipeline.training.stacked_training import Stack, _joined
 from anchorfl.tasks.errors import InputError
 from tests.faulty import Faulty, FaultyTrainer
 from tests.runs import nobody, quiet
@@ -193,3 +193,13 @@ def test_a_loss_that_reads_one_clients_card_is_refused(experiment, monkeypatch):
     monkeypatch.setattr(AveragingTrainer, "loss", loss)
     with pytest.raises(InputError, match="'num_examples' of a client's data, card"):
         executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
+
+
+def test_attributes_that_some_clients_share_are_each_clients_own():
+    same, mine, others = torch.ones(2), torch.zeros(2), torch.full((2,), 3.0)
+    joined = _joined([{"a": same, "b": mine}, {"a": same, "b": others}], "x")
+    assert torch.equal(joined["a"], torch.ones(2, 2))
+    assert torch.equal(joined["b"], torch.stack([mine, others]))
+    assert _joined([{"a": same}, {"a": same}], "x") is None
+    with pytest.raises(InputError, match="x holds more than tensors"):
+        _joined([{"a": "word", "b": mine}, {"a": "word", "b": others}], "x")
