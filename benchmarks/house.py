@@ -94,7 +94,7 @@ def packages() -> tuple[list[Package], set[tuple[str, str]]]:
                 pairs.add((_box(module), _box(imported)))
             elif imported == "ray":
                 ray.add(_box(module))
-    between = {(a[0], b[0]) for a, b in pairs if a[0] != b[0] and "__main__" not in (a[0], b[0])}
+    between = {(a[0], b[0]) for a, b in pairs if a[0] != b[0] and {"__main__", "testing"}.isdisjoint((a[0], b[0]))}
     found = []
     for name, rows in layers().items():
         folders = {path.name for path in (ROOT / name).iterdir() if (path / "__init__.py").is_file()}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
+from anchorfl.models.encoders import plug_in
 from anchorfl.models.encoders.cnn import SmallCNN
-from anchorfl.models.encoders.resnet import LINEAR, ResNet, stem_for
+from anchorfl.models.encoders.plug_in import MakeEncoder
+from anchorfl.models.encoders.resnet import LINEAR, Network, ResNet, stem_for
 from anchorfl.models.encoders.side_by_side import SideBySide
 from anchorfl.models.encoders.sparse import SparseEncoder
 from anchorfl.models.encoders.transformer import TransformerEncoder
 from anchorfl.models.heads import ConceptHead, CosineHead, FrameHead, LabelHead, LinearHead, PrototypeHead
-from anchorfl.models.options import ModelOptions
+from anchorfl.models.options import NETWORKS, EncoderSpec, ModelOptions
 from anchorfl.models.start import start_from
 
 Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
@@ -38,6 +40,7 @@ def build(
     start: Mapping[str, Tensor] | None = None,
     concept_width: int = 0,
     scale: float = 1.0,
+    network: MakeEncoder | None = None,
 ) -> Classifier:
     """Return a classifier whose initial weights depend on the arguments alone.
 
@@ -48,17 +51,18 @@ def build(
     - ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in place of drawn ones.
     - ``concept_width``: width of the class concepts (``head == "concept"`` only).
     - ``scale``: first value of a trained scale (``prototype`` and ``frame``).
+    - ``network``: makes the encoder of a plug-in, whose name ``options.network`` is.
 
     Raises ValueError where the network does not fit the input, or ``start`` the network.
     """
     masks = MaskSource(lookup=lookup_dropout)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        encoder = _encoder(options, input_kind, shape, vocabulary, masks, start)
+        encoder = _encoder(options, input_kind, shape, vocabulary, masks, start, network)
         if head == "linear":
             return Classifier(encoder, LinearHead(options.width, classes), masks)
         if head == "cosine":
-            others = [_encoder(options, input_kind, shape, vocabulary, masks, start) for _ in range(parts - 1)]
+            others = [_encoder(options, input_kind, shape, vocabulary, masks, start, network) for _ in range(parts - 1)]
             whole = SideBySide([encoder, *others]) if others else encoder
             return Classifier(whole, CosineHead(classes, options.width * parts, parts), masks)
         if head == "concept":
@@ -87,7 +91,14 @@ def _encoder(
     vocabulary: int,
     masks: MaskSource,
     start: Mapping[str, Tensor] | None,
+    network: MakeEncoder | None,
 ) -> nn.Module:
+    if network is not None:
+        spec = EncoderSpec(kind, shape, vocabulary, options.width, options.dropout)
+        other = plug_in.make(network, spec, masks, f"model.network = {options.network!r}")
+        if start is not None:
+            plug_in.start(other, start, options.weights)
+        return other
     encoder = _make_encoder(options, kind, shape, vocabulary, masks)
     if start is not None:
         start_from(encoder, start, options.weights, (LINEAR,) if isinstance(encoder, ResNet) else ())
@@ -97,13 +108,17 @@ def _encoder(
 def _make_encoder(
     options: ModelOptions, kind: str, shape: tuple[int, ...], vocabulary: int, masks: MaskSource
 ) -> nn.Module:
+    if options.network not in NETWORKS:
+        raise ValueError(f"model.network = {options.network!r}: no network of that name: one of {', '.join(NETWORKS)}")
     if options.network != "auto":
         if kind != "image":
             raise ValueError(
                 f"model.network = {options.network!r} is for images, the input is of kind {kind!r}: set it to 'auto'"
             )
         stem = stem_for(shape) if options.stem == "auto" else options.stem
-        return ResNet(options.network, shape[0], options.width, stem=stem, norm=options.norm, init=options.init)
+        return ResNet(
+            cast("Network", options.network), shape[0], options.width, stem=stem, norm=options.norm, init=options.init
+        )
     match kind:
         case "tokens" | "series":
             entry = nn.Embedding(vocabulary, options.width) if kind == "tokens" else nn.Linear(shape[1], options.width)

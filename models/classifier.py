@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorfl.models.dropout import MaskSource
+from anchorfl.models.encoders.plug_in import PlugIn
 
 
 class Classifier(nn.Module):
@@ -26,6 +27,11 @@ class Classifier(nn.Module):
     def reseed(self, generator: torch.Generator) -> None:
         """Draw every dropout mask from here on out of ``generator``."""
         self.masks.reseed(generator)
+
+    @cached_property
+    def replayable(self) -> bool:
+        """True where a pass is one program of tensors for all clients: of an encoder of other packages nobody knows."""
+        return not any(isinstance(m, PlugIn) for m in self.modules())
 
     @cached_property
     def looks_up(self) -> bool:

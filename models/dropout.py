@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +29,17 @@ class MaskSource:
     def __deepcopy__(self, memo: dict[int, object]) -> MaskSource:
         # A generator cannot be copied; a copied model starts with an unseeded source of its own.
         return MaskSource(lookup=self.lookup)
+
+    @contextmanager
+    def seeded(self, device: torch.device) -> Iterator[None]:
+        """Seed torch's global generators, the CPU's and a GPU's, for the block; then they are as they were before."""
+        seed = int(torch.empty((), dtype=torch.int64, device=self.generator.device).random_(generator=self.generator))
+        gpus = [device.index or 0] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            torch.default_generator.manual_seed(seed)
+            for gpu in gpus:
+                torch.cuda.default_generators[gpu].manual_seed(seed)
+            yield
 
     def mask(self, like: Tensor, p: float, positions: tuple[int, ...] = ()) -> Tensor:
         """Return a mask in the shape of ``like``: 0 with probability p, else 1 / (1 - p).

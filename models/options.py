@@ -10,12 +10,35 @@ Init = Literal["he", "torch"]
 Pooling = Literal["auto", "mean", "first", "projected"]
 
 
+NETWORKS = "auto", "resnet8", "resnet20", "resnet18", "resnet34", "resnet50"
+"""Networks of AnchorFL. All but ``auto`` are residual."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """What an encoder of a plug-in is made for."""
+
+    kind: str
+    """Kind of input: ``tokens``, ``series``, ``image`` or ``sparse``. Batches are ``x`` of
+    ``anchorfl.tasks.contract.Batch``."""
+    shape: tuple[int, ...]
+    """Shape of one sample: tokens (positions,), series (steps, features), image (channels, height, width), sparse
+    (features,). A batch of tokens or series may be shorter; sparse rows are [entries, 2]."""
+    vocabulary: int
+    """Number of token ids, of which 0 is padding; 0 where there are no tokens."""
+    width: int
+    """``model.width``: numbers that ``forward`` gives for a row, [B, width], float32."""
+    dropout: float
+    """``model.dropout``, in [0, 1)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
     """The options of [model]: the network. Defaults are FedAlign's (KDD 2023, section 5 and reference code)."""
 
-    network: Literal["auto", "resnet8", "resnet20", "resnet18", "resnet34", "resnet50"] = "auto"
-    """Encoder: ``auto``, by the kind of input (docs/networks.md); or one of the residual networks, for images."""
+    network: str = "auto"
+    """Encoder: ``auto``, by the kind of input (docs/networks.md); ``resnet8``, ``resnet20``, ``resnet18``, ``resnet34``
+    or ``resnet50``, for images; or a plug-in's, by its name or ``package.module:Name`` (docs/plug-ins.md)."""
     stem: Literal["auto", "imagenet", "small"] = "auto"
     """First layer of a residual network: ``imagenet``, 7x7 with stride 2 and max-pooling; ``small``, 3x3; ``auto``:
     ``small`` up to 64 pixels a side."""
@@ -48,7 +71,7 @@ class ModelOptions:
         if not 0 < self.embedding_std < math.inf:
             raise ValueError(f"model.embedding_std = {self.embedding_std}: must be above 0")
         for name, standard in (("stem", "auto"), ("norm", "group"), ("init", "he")):
-            if self.network == "auto" and getattr(self, name) != standard:
+            if self.network not in NETWORKS[1:] and getattr(self, name) != standard:
                 raise ValueError(
                     f"model.{name} = {getattr(self, name)!r} is for residual networks: set model.network, for example"
                     " to 'resnet18'"

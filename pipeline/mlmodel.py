@@ -55,7 +55,8 @@ def _load_pyfunc(path: str) -> Classes:
     """Load the folder that ``pack`` gave MLflow as data; also one that version 0.1 logged (``pipeline.mlmodel``)."""
     metadata = json.loads((Path(path) / METADATA).read_bytes())
     if metadata.get("format") != 1:
-        return Classes(load_model(Path(path)))
+        # who loads a model of MLflow runs what it names: SECURITY.md
+        return Classes(load_model(Path(path), str(metadata.get("model", {}).get("network", ""))))
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy(Path(path) / WEIGHTS, scratch)
         (Path(scratch) / METADATA).write_text(json.dumps(_as_format_2(metadata)), encoding="utf-8")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast, get_args
 
-from anchorfl.tasks.contract import Task
-from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.contract import LabelKind, Task
+from anchorfl.tasks.errors import InputError, first_line
 from anchorfl.tasks.images.coco import coco2014
 from anchorfl.tasks.images.digits import digits
 from anchorfl.tasks.images.femnist import femnist
@@ -17,6 +18,7 @@ from anchorfl.tasks.images.oct_c8 import oct_c8
 from anchorfl.tasks.images.pbc import pbc
 from anchorfl.tasks.images.voc import voc2007, voc2007_difficult_unknown, voc2012, voc2012_difficult_unknown
 from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.plugins import NAME, TASK, check_name_is_free, find_plugin, plugin_names
 from anchorfl.tasks.signals.extrasensory import extrasensory
 from anchorfl.tasks.signals.pamap2 import pamap2, pamap2_optional
 from anchorfl.tasks.sparse.extreme import (
@@ -79,11 +81,48 @@ TASKS: dict[str, Callable[[], Task]] = {
 }
 
 
+WHERE = "[task] name"
+
+
+def task_names() -> list[str]:
+    """Return the names of all tasks: AnchorFL's, and those that installed packages offer."""
+    return list(dict.fromkeys([*TASKS, *plugin_names(TASK)]))
+
+
+def find_maker(name: str) -> Callable[[], Task]:
+    """Return the function that makes the task of a name, or of ``package.module:function``. InputError where there is
+    none.
+    """
+    if name in TASKS:
+        check_name_is_free(TASK, name, f"{WHERE} = {name!r}", TASKS)
+        return TASKS[name]
+    found: Any = find_plugin(TASK, name, WHERE, TASKS)
+    if not callable(found):
+        raise InputError(f"{WHERE} = {name!r}: a {type(found).__name__}, and no function that returns a task")
+    return cast("Callable[[], Task]", found)
+
+
 def find_task(name: str) -> Task:
-    """Return the task of that name. Raises InputError with the nearest name."""
-    if name not in TASKS:
-        raise InputError(f"[task] name = {name!r} is no task{nearest(name, TASKS)}; 'anchorfl data' lists them")
-    return TASKS[name]()
+    """Return the task of a name, or of ``package.module:function``. InputError where there is none, or it is no task
+    that runs can record.
+    """
+    maker = find_maker(name)
+    if name in TASKS:
+        return maker()
+    where = f"{WHERE} = {name!r}"
+    try:
+        task = maker()
+    except Exception as error:  # it is anybody's code
+        raise InputError(f"{where}: it failed ({first_line(error)})") from error
+    if not isinstance(task, Task):
+        raise InputError(f"{where}: returns a {type(task).__name__}, and no anchorfl.Task (docs/adding-a-data-set.md)")
+    if not NAME.fullmatch(task.name) or task.name in TASKS or (":" not in name and task.name != name):
+        why = "AnchorFL has a task of that name" if task.name in TASKS else "letters, digits, '.', '_' and '-' make one"
+        why = f"its entry point is {name!r}" if ":" not in name else why
+        raise InputError(f"{where}: it calls itself {task.name!r}, and {why}: give it another name")
+    if task.kind not in get_args(LabelKind) or len(set(task.class_names)) < len(task.class_names):
+        raise InputError(f"{where}: a task is 'single' or 'multi', and its class names differ from each other")
+    return task
 
 
 def task_of(options: TaskOptions) -> Task:

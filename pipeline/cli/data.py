@@ -34,13 +34,19 @@ def show(arguments: list[str]) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     options = parser.parse_args(arguments)
-    from anchorfl.tasks.registry import TASKS, find_task
+    from anchorfl.tasks.registry import find_task, task_names
 
-    names = options.names or TASKS
+    names = options.names or task_names()
     presets = _presets()
     for name in names:
-        task = find_task(name)
-        for line in _describe(task, presets.get(task.name, [])):
+        try:
+            task = find_task(name)
+        except InputError as error:
+            if options.names:
+                raise
+            say(paragraph(f"{name:<19} {error}", width(), INDENT + "  ") + "\n")  # of a plug-in; the others are there
+            continue
+        for line in _describe(task, presets.get(name, [])):
             say(paragraph(line, width(), INDENT + "  "))
         say()
     return 0
@@ -119,7 +125,8 @@ def _experiment(arguments: list[str]) -> Experiment:
     from anchorfl.pipeline.methods import METHODS
     from anchorfl.pipeline.run.assemble import from_words, names_table
     from anchorfl.pipeline.run.prepare import resolve_options
-    from anchorfl.tasks.registry import TASKS
+    from anchorfl.tasks.plugins import names_code
+    from anchorfl.tasks.registry import task_names
 
     name = "" if not arguments or arguments[0].startswith("-") else arguments[0]
     overrides = arguments[1:] if name else arguments
@@ -128,12 +135,12 @@ def _experiment(arguments: list[str]) -> Experiment:
     command = "anchorfl data prepare"
     if "cluster.executor" not in typed_options(overrides):
         overrides = ["--cluster.executor", "serial", *overrides]
-    if name in TASKS:
+    if name in task_names() or names_code(name):
         federation = FederationOptions(clients_per_round=1)  # nobody trains; any number of clients will do
         experiment = Experiment(task=TaskOptions(name=name), method=METHODS["fedavg"](), federation=federation)
         return resolve_options(override(experiment, overrides, f"{command} {name}"))
     if name and name not in preset_names() and not name.endswith(".toml"):
-        raise InputError(f"{name!r} is no data set and no preset{nearest(name, [*TASKS, *preset_names()])}")
+        raise InputError(f"{name!r} is no data set and no preset{nearest(name, [*task_names(), *preset_names()])}")
     return from_words(name, overrides, command).experiment
 
 

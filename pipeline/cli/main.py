@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from anchorfl.models.errors import NamesError
-from anchorfl.pipeline.cli import commands, cooccurrence
+from anchorfl.pipeline.cli import commands, cooccurrence, new
 from anchorfl.pipeline.cli.resumable import command_of
 from anchorfl.pipeline.cluster import signals
 from anchorfl.pipeline.terminal import erase_line, say_error
@@ -147,6 +147,7 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
             "co-occurrence table of the class names of a data set, from a corpus",
         )
     )
+    new.arguments(add("new", new.new, "a package of your own with a method, a network or a task, and its tests"))
     sub = add("compare", commands.compare, "table and curves of several runs")
     sub.add_argument("runs", type=Path, nargs="+")
     sub.add_argument("--out", type=Path, default=None, help="folder for comparison.md, comparison.csv and curves.png")
@@ -155,6 +156,8 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     sub.add_argument("run", type=Path, help="run folder, or a folder with model.json and weights.safetensors")
     sub.add_argument("file", type=Path)
     sub.add_argument("--out", default="", help="CSV file; default: standard output")
+    what = "network of a model by others, where it is a plug-in's: package.module:Name"
+    sub.add_argument("--model.network", dest="network", default="", metavar="NAME", help=what)
     sub = add("sync", commands.sync, "send to MLflow what it lacks of a run")
     sub.add_argument("run", type=Path)
     sub.add_argument("--uri", default="", help="MLflow store, as --tracking.uri")

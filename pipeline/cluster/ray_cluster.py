@@ -59,9 +59,7 @@ def start(options: ClusterOptions) -> bool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    # Workers must find the package in a checkout that is not installed, too.
-    root = str(Path(__file__).absolute().parents[3])  # the folder of ``anchorfl``; resolving would follow its links
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(_code_folders())
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     global _watch
     _watch = RayWatch()
@@ -78,6 +76,16 @@ def start(options: ClusterOptions) -> bool:
     return True
 
 
+def _code_folders() -> list[str]:
+    """Return the folders in which workers must find modules, as this process does: AnchorFL's, which may be in a
+    checkout that is not installed, and those of plug-ins.
+    """
+    root = str(Path(__file__).absolute().parents[3])  # the folder of ``anchorfl``; resolving would follow its links
+    installed = sys.prefix, sys.base_prefix, sys.exec_prefix
+    others = [os.path.abspath(path) for path in sys.path if path and not path.startswith(installed)]
+    return list(dict.fromkeys([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep), *others]))
+
+
 def _watch_no_more() -> None:
     global _watch
     if _watch is not None:
@@ -88,8 +96,9 @@ def _watch_no_more() -> None:
 def _join(options: ClusterOptions, quiet: Mapping[str, Any]) -> None:
     """Connect to a running cluster. Raises InputError where there is none, or not the nodes that are waited for."""
     auth_token.restrict_mode()
+    code = _runtime_env(options.py_modules)
     try:
-        ray.init(address=options.address, **quiet)
+        ray.init(address=options.address, **code, **quiet)
     except ConnectionError as error:
         raise InputError(
             f"cluster.address = {options.address!r}: no Ray cluster answers there ({error}); start one with"
@@ -108,6 +117,20 @@ def _join(options: ClusterOptions, quiet: Mapping[str, Any]) -> None:
         )
     if line := busy_line(sum(node.cpus for node in nodes())):
         _tell(line)
+
+
+def _runtime_env(py_modules: str) -> dict[str, Any]:
+    """Return the argument of ``ray.init`` that sends code to the workers. InputError where some is not there."""
+    modules = [text.strip() for text in py_modules.split(",") if text.strip()]
+    for text in modules:
+        path = Path(text)
+        if "://" not in text and not path.is_dir() and not (path.is_file() and path.suffix in (".py", ".whl")):
+            raise InputError(
+                f"cluster.py_modules: {path.absolute()} is no folder of a package, no .py and no .whl file; name one"
+                " that is there"
+            )
+    absolute = [text if "://" in text else str(Path(text).absolute()) for text in modules]
+    return {"runtime_env": {"py_modules": absolute}} if absolute else {}
 
 
 def stop() -> None:

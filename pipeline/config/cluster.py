@@ -46,6 +46,9 @@ class ClusterOptions:
     again, with the same bits."""
     keep_checkpoints: int = 2
     """Checkpoints that are kept: where the last one is damaged, a run goes on from the one before."""
+    py_modules: str = ""
+    """Code that a running cluster's nodes do not have installed, such as a plug-in's: folders or .whl files of this
+    machine, with commas between them, which Ray sends to its workers."""
     backup: str = ""
     """URI below which a copy of the run folder is kept up to date, under the folder's name: ``s3://bucket/runs``,
     ``gs://...`` or the absolute path of a folder; empty: no copy."""
@@ -72,6 +75,11 @@ class ClusterOptions:
         for name in ("checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 1")
+        if self.py_modules and not (self.uses_ray and self.address):
+            raise ValueError(
+                f"cluster.py_modules = {self.py_modules!r} is for a running cluster, whose nodes lack code of this"
+                " machine: set cluster.address, or leave it out"
+            )
         if (self.wait_for_cpus or self.wait_for_gpus) and not self.address:
             raise ValueError("cluster.wait_for_cpus and wait_for_gpus need a running cluster: set cluster.address")
         if self.client_cpus < 0 or not 0 <= self.client_gpus <= 1 or not 0 <= self.server_gpus <= 1:

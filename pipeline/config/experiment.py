@@ -14,9 +14,12 @@ from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
 from anchorfl.pipeline.config.federation import FederationOptions, quorum_size
+from anchorfl.pipeline.config.networks import find_network
 from anchorfl.pipeline.config.redaction import redact_uri
 from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.methods import is_shipped, method_name
 from anchorfl.tasks.options import TaskOptions, table_stem
+from anchorfl.tasks.plugins import TASK, code_digest, names_code, plugin_names
 
 if TYPE_CHECKING:  # torch, which reading options does without
     from anchorfl.pipeline.algorithm.contract import Method
@@ -112,13 +115,14 @@ def option_types(kind: type) -> dict[str, Any]:
 
 def data_and_method(experiment: Experiment) -> str:
     """Return a name for runs: that of the data set, or of the file of a user's table, and that of the method."""
-    return f"{table_stem(experiment.task.file) or experiment.task.name}-{experiment.method.name}"
+    data = table_stem(experiment.task.file) or experiment.task.name.rpartition(":")[2]
+    return f"{data}-{experiment.method.name}"
 
 
 def to_tree(experiment: Experiment) -> dict[str, Any]:
     """Return a plain nested dict, as a preset has it; ``from_tree`` (pipeline/config/schema.py) is its inverse."""
     tree = asdict(experiment)
-    tree["method"] = {"name": experiment.method.name, **tree["method"]}
+    tree["method"] = {"name": method_name(type(experiment.method)), **tree["method"]}
     return tree
 
 
@@ -127,6 +131,21 @@ def redacted_tree(experiment: Experiment) -> dict[str, Any]:
     tree = to_tree(experiment)
     tree["tracking"]["uri"] = redact_uri(tree["tracking"]["uri"])
     return tree
+
+
+def plugins_of(experiment: Experiment) -> dict[str, Any]:
+    """Return the plug-ins of an experiment: ``method``, ``network``, ``task`` -> its class or function."""
+    out = dict[str, Any]()
+    if not is_shipped(type(experiment.method)):
+        out["method"] = type(experiment.method)
+    if network := find_network(experiment.model.network):
+        out["network"] = network
+    name = "" if experiment.task.file else experiment.task.name
+    if names_code(name) or name in plugin_names(TASK):
+        from anchorfl.tasks.registry import find_maker  # torch
+
+        out["task"] = find_maker(name)
+    return out
 
 
 EPOCH = 3
@@ -139,8 +158,8 @@ def digest(experiment: Experiment, epoch: int = EPOCH) -> str:
     """Return the SHA-256 of all that can change a result: not where it runs, is recorded or written, or what is kept.
 
     Only options that differ from their defaults count, so that an option which a later version adds leaves the digests
-    of finished runs as they are. How many clients ``one_class`` has is for the data to say, so it does not count: what
-    was asked for and what was found are one experiment.
+    of finished runs as they are. Of a plug-in its source counts, too. How many clients ``one_class`` has is for the
+    data to say, so it does not count: what was asked for and what was found are one experiment.
     """
     if experiment.task.partition == "one_class":
         experiment = replace(experiment, task=replace(experiment.task, clients=0))
@@ -151,7 +170,9 @@ def digest(experiment: Experiment, epoch: int = EPOCH) -> str:
     for name in ("root", "cache"):
         tree.get("task", {}).pop(name, None)
     tree = {name: part for name, part in tree.items() if part != {}}
-    tree["method"] = {"name": experiment.method.name, **tree.get("method", {})}
+    tree["method"] = {"name": method_name(type(experiment.method)), **tree.get("method", {})}
+    if plugins := plugins_of(experiment):
+        tree["plugins"] = {word: code_digest(of) for word, of in plugins.items()}
     return hashlib.sha256(json.dumps([epoch, tree], sort_keys=True).encode()).hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from anchorfl.models.options import NETWORKS
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.tasks.errors import InputError
 
@@ -34,7 +35,9 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     krum, trims = federation.aggregation == "krum", federation.aggregation == "trimmed_mean"
     belong("federation.aggregation trimmed_mean", trims, "federation", "trim_fraction")
     belong("federation.aggregation krum", krum, "federation", "krum_num_malicious", "krum_num_selected")
-    belong("model.network auto", experiment.model.network == "auto", "model", "heads", "feedforward", "dropout")
+    network = experiment.model.network
+    belong("model.network auto", network == "auto", "model", "heads", "feedforward")
+    belong("model.network auto", network not in NETWORKS[1:], "model", "dropout")
     belong("class_embeddings.init cooccurrence", named and init == "cooccurrence", "class_embeddings", "table")
     encoded = head.concepts or (named and init == "language_model")
     belong("class_embeddings.init language_model", encoded, "class_embeddings", *ENCODER)

@@ -14,7 +14,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from anchorfl.pipeline.config.experiment import Experiment, option_types, redacted_tree, to_tree
-from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.config.networks import find_network
+from anchorfl.pipeline.methods import METHODS, find_method
 from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.json_schema import LARGEST
 from anchorfl.tasks.options import JsonText, json_text
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 def from_tree(tree: Mapping[str, Any]) -> Experiment:
     """Return the experiment of a nested dict (of a preset, or a run folder's); the inverse of ``to_tree``."""
-    from anchorfl.tasks.registry import TASKS  # torch, which names of presets do without
+    from anchorfl.tasks.registry import TASKS, find_task  # torch, which names of presets do without
 
     values = dict(tree)
     hints = option_types(Experiment)
@@ -37,8 +38,9 @@ def from_tree(tree: Mapping[str, Any]) -> Experiment:
         values[name] = convert(hints[name], values[name], name)
     values["method"] = _method(values.get("method"))
     experiment: Experiment = _built(Experiment, values, "")
+    find_network(experiment.model.network)
     if not experiment.task.file and experiment.task.name not in TASKS:
-        raise InputError(f"no task {experiment.task.name!r} in [task] name{nearest(experiment.task.name, TASKS)}")
+        find_task(experiment.task.name)
     return experiment
 
 
@@ -46,11 +48,9 @@ def _method(table: Any) -> Any:
     if not isinstance(table, dict) or "name" not in table:
         raise InputError("[method] needs a name, for example name = 'fedavg'")
     name, options = table["name"], {k: v for k, v in table.items() if k != "name"}
-    if not isinstance(name, str) or name not in METHODS:
-        raise InputError(
-            f"no method {name!r} in [method] name{nearest(str(name), METHODS)}; there are: {', '.join(METHODS)}"
-        )
-    return _node(METHODS[name], options, "method")
+    if not isinstance(name, str):
+        raise InputError(f"[method] name = {name!r}: must be a text, one of {', '.join(METHODS)}")
+    return _node(find_method(name), options, "method")
 
 
 def _node(kind: Any, table: Any, section: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import ray
@@ -13,18 +14,33 @@ from ray.exceptions import (
     OutOfDiskError,
     OutOfMemoryError,
     RayError,
+    RaySystemError,
     RayTaskError,
 )
 
 from anchorfl.pipeline.execution.scheduler import InFlightCall
 from anchorfl.pipeline.training.errors import FaultKind, LostError, fault_kind
-from anchorfl.tasks.errors import first_line
+from anchorfl.tasks.errors import InputError, first_line
+
+MISSING = re.compile(r"No module named '([^']+)'")
 
 
 def cause_of(error: BaseException) -> BaseException:
     """Return the error without Ray's wrapper, which holds the remote traceback."""
     cause: BaseException = error.cause if isinstance(error, RayTaskError) else error
     return cause
+
+
+def missing_code(error: RayError) -> InputError | None:
+    """Return what to say where a worker could not read what it was sent, for lack of a module that this process has;
+    None: another error. Ray says it in words alone.
+    """
+    cause = cause_of(error)
+    lacks = MISSING.search(str(cause)) if isinstance(cause, RaySystemError) else None
+    return lacks and InputError(
+        f"Ray's workers find no module {lacks[1]!r}, which this process has: install its package on every node, or have"
+        " Ray send it with --cluster.py_modules PATH"
+    )
 
 
 def is_lost(error: RayError, actor: Any = None) -> bool:

@@ -21,7 +21,15 @@ from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Cohort, Failure, RoundOutcome
 from anchorfl.pipeline.execution.executor import NEXT, OnProgress, scored_as
 from anchorfl.pipeline.execution.ray_actors import CallReply
-from anchorfl.pipeline.execution.ray_errors import cause_of, died_before, is_lost, lost, node_died, ray_kind
+from anchorfl.pipeline.execution.ray_errors import (
+    cause_of,
+    died_before,
+    is_lost,
+    lost,
+    missing_code,
+    node_died,
+    ray_kind,
+)
 from anchorfl.pipeline.execution.scheduler import (
     LOOK_EVERY,
     Dispatch,
@@ -248,6 +256,8 @@ class RayExecutor:
         self.actor_pool.kill_actor(call.slot)
         if error is not None and isinstance(cause := cause_of(error), PreparedDataError):
             raise cause from error
+        if error is not None and (missing := missing_code(error)):
+            raise missing from error
         first, *others = call.clients
         if error is None:
             reason = f"no answer within {self.federation.deadline:g} s"
@@ -279,7 +289,7 @@ class RayExecutor:
         except RayError as error:
             if is_lost(error):
                 raise lost(error) from error
-            raise cause_of(error) from error
+            raise missing_code(error) or cause_of(error) from error
 
     def _ask(self, verb: str, *arguments: Any) -> Any:
         """Call the server once it is open, and return its answer: before, the call would have a fault of its own."""

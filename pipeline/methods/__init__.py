@@ -1,10 +1,20 @@
-"""The methods by name, written out by hand. A method's module is imported when the method is asked for."""
+"""The methods by name: AnchorFL's, written out by hand, and plug-ins (``anchorfl.methods`` is their entry point group).
+
+A method's module is imported when the method is asked for.
+"""
 
 from __future__ import annotations
 
+import inspect
+import types
+import typing
 from collections.abc import Iterator, MutableMapping
+from dataclasses import fields
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
+
+from anchorfl.tasks.errors import InputError, first_line
+from anchorfl.tasks.plugins import METHOD, NAME, check_name_is_free, find_plugin, offered_name, plugin_names
 
 if TYPE_CHECKING:  # torch, which the command line does without
     from anchorfl.pipeline.algorithm.contract import Method
@@ -65,3 +75,90 @@ class Methods(MutableMapping[str, "type[Method[Any, Any]]"]):
 
 
 METHODS = Methods()
+
+WHERE = "[method] name"
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods: AnchorFL's, and those that installed packages offer."""
+    return list(dict.fromkeys([*METHODS, *plugin_names(METHOD)]))
+
+
+def find_method(name: str) -> type[Method[Any, Any]]:
+    """Return the method of a name, or of ``package.module:Class``. InputError where there is none, or it is no method
+    that options can make.
+    """
+    if name in METHODS:
+        check_name_is_free(METHOD, name, f"{WHERE} = {name!r}", METHODS)
+        return METHODS[name]
+    found = find_plugin(METHOD, name, WHERE, METHODS)
+    _check(found, f"{WHERE} = {name!r}")
+    if ":" not in name and found.name != name:
+        raise InputError(f"{WHERE} = {name!r}: its class calls itself {found.name!r}: its entry point needs that name")
+    return cast("type[Method[Any, Any]]", found)
+
+
+def method_name(method: type[Method[Any, Any]]) -> str:
+    """Return the name by which ``find_method`` finds a method again."""
+    return method.name if is_shipped(method) else offered_name(METHOD, method.name, method)
+
+
+def is_shipped(method: type[Method[Any, Any]]) -> bool:
+    """Return whether a method is one of AnchorFL's, and no plug-in."""
+    return method.name in METHODS and METHODS[method.name] is method
+
+
+def _check(found: Any, where: str) -> None:
+    """Raise InputError where an object is no method that options can make."""
+    from anchorfl.pipeline.algorithm.contract import Method
+
+    if not isinstance(found, type) or not issubclass(found, Method):
+        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise InputError(f"{where}: {what} is no method: it has to inherit from anchorfl.Method (docs/plug-ins.md)")
+    where = f"{where}: {found.__name__}"
+    if "__dataclass_params__" not in vars(found) or not vars(found)["__dataclass_params__"].frozen:
+        raise InputError(f"{where} needs @dataclass(frozen=True, kw_only=True) above it")
+    if inspect.isabstract(found):
+        raise InputError(f"{where} lacks {', '.join(sorted(found.__abstractmethods__))}")
+    name = getattr(found, "name", None)
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(f"{where} has no name of letters, digits, '.', '_' and '-': write name = \"mine\"")
+    if name in METHODS and METHODS[name] is not found:
+        raise InputError(f"{where} calls itself {name!r}, as a method of AnchorFL: give it a name of its own")
+    _check_options(found, where, {*dir(Method), *Method.__annotations__})
+
+
+def _check_options(found: Any, where: str, known: set[str]) -> None:
+    """Raise InputError where a field is of a type that no preset can say, or a value has no type.
+
+    known: what is no option in any method.
+    """
+    options = [field.name for field in fields(found) if field.init]
+    try:
+        hints = get_type_hints(found)
+    except Exception as error:  # an annotation is any expression
+        raise InputError(f"{where}: one of its types cannot be read ({first_line(error)})") from error
+    for name in options:
+        if not _is_option(hints[name]):
+            raise InputError(
+                f"{where}.{name} is of the type {getattr(hints[name], '__name__', hints[name])}, which no preset can"
+                " say: options are str, int, float, bool, a Literal of them, or one of these | None"
+            )
+    for base in found.__mro__:
+        for name, value in vars(base).items() if base.__module__ == found.__module__ else ():
+            plain = isinstance(value, bool | int | float | str) and name not in hints
+            if plain and name not in known and name[0] != "_" and not name.isupper():
+                raise InputError(
+                    f"{where}: {base.__name__}.{name} has no type, so it is no option: write"
+                    f" {name}: {type(value).__name__} = {value!r}"
+                )
+
+
+def _is_option(hint: Any) -> bool:
+    """Return whether presets and the command line can say a value of a type."""
+    if get_origin(hint) is Literal:
+        return all(isinstance(value, bool | int | float | str) for value in get_args(hint))
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        rest = [h for h in get_args(hint) if h is not type(None)]
+        return len(rest) == 1 and _is_option(rest[0])
+    return hint in (str, int, float, bool)

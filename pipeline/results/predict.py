@@ -54,8 +54,9 @@ def model_of(run: Path) -> Path:
     return run / "model"
 
 
-def predict(model_folder: Path, file: Path) -> Prediction:
-    """Predict the classes of every sample in ``file``. Raise InputError that names file and line.
+def predict(model_folder: Path, file: Path, network: str = "") -> Prediction:
+    """Predict the classes of every sample in ``file``. network: as in ``load_model``. Raise InputError that names file
+    and line.
 
     - Token models: one text per line, or ``label<TAB>text`` on every line; plain or gzip.
     - Image models: CSV with a header, plain or gzip. A column ``label`` is optional, the other columns are the values
@@ -63,7 +64,7 @@ def predict(model_folder: Path, file: Path) -> Prediction:
     - Models of a user's table: Parquet or CSV with the same input columns, the label columns optional.
     """
     one_thread()
-    saved = load_model(model_folder)
+    saved = load_model(model_folder, network)
     if saved.spec.columns is not None:
         rows, labeled = _table(file, saved)
     else:

@@ -16,6 +16,7 @@ from anchorfl.pipeline.config.overrides import keep_options, override, typed_opt
 from anchorfl.pipeline.config.preset_files import Tree, drop, lend, merge_sections, table_file
 from anchorfl.pipeline.config.presets import build, preset_names, preset_tree
 from anchorfl.pipeline.config.schema import with_options
+from anchorfl.pipeline.methods import method_name
 from anchorfl.pipeline.run.prepare import check_method, count_clients, resolve_options, with_sections
 from anchorfl.pipeline.terminal import Log, say
 from anchorfl.tasks.contract import LabelKind
@@ -158,5 +159,6 @@ def _name(preset: str, experiment: Experiment) -> str:
         return data_and_method(experiment)
     tree = preset_tree(preset)
     data = table_file(tree) or tree.get("task", {}).get("name", TaskOptions().name)
-    same = data == (experiment.task.file or experiment.task.name) and tree["method"]["name"] == experiment.method.name
+    method = method_name(type(experiment.method))
+    same = data == (experiment.task.file or experiment.task.name) and tree["method"]["name"] == method
     return preset if same else data_and_method(experiment)

@@ -8,6 +8,9 @@ from typing import Any
 import psutil
 
 from anchorfl.models.build import encoder_bytes
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.encoders.plug_in import PlugIn, check
+from anchorfl.models.options import NETWORKS, EncoderSpec
 from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.methods import METHODS
@@ -59,10 +62,30 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     run_spec = RunSpec(experiment, data.location, names, start, concepts)
     if experiment.model.network != "auto" or start is not None or experiment.optimizer.onednn:
         try:
-            run_spec.model()  # here, where an error is one line, and not in every worker
+            _check_network(run_spec, run_spec.model())  # here, where an error is one line, and not in every worker
         except ValueError as error:
             raise InputError(str(error)) from error
     return run_spec
+
+
+def _check_network(run_spec: RunSpec, model: Classifier) -> None:
+    """Raise ValueError where the network of a plug-in does not fit its input or the options of training."""
+    experiment, spec = run_spec.experiment, run_spec.data().manifest.spec
+    options, optimizer = experiment.model, experiment.optimizer
+    where = f"model.network = {options.network!r}"
+    if model.replayable:
+        return
+    if optimizer.onednn or optimizer.precision != "float32":
+        raise ValueError(f"{where}: optimizer.onednn and precision are for AnchorFL's own networks: leave them out")
+    if model.couples_rows and (optimizer.skip_zero_rows or optimizer.microbatch_tokens):
+        raise ValueError(
+            f"{where}: has BatchNorm, which normalizes over the batch, so rows may not be left out or cut apart: set"
+            " --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
+        )
+    for part in model.encoder.modules():
+        if isinstance(part, PlugIn):
+            encoder_spec = EncoderSpec(spec.kind, spec.shape, len(spec.vocabulary), options.width, options.dropout)
+            check(part, encoder_spec, where)
 
 
 WIDE = 1 << 14
@@ -74,7 +97,7 @@ def _check_size(experiment: Experiment, data: Prepared) -> None:
     model, names = experiment.model, experiment.class_embeddings
     widths = {"model.width": model.width, "model.feedforward": model.feedforward, "class_embeddings.width": names.width}
     widest = max(widths, key=lambda name: widths[name])
-    if widths[widest] < WIDE:
+    if widths[widest] < WIDE or model.network not in NETWORKS:
         return
     spec, classes = data.manifest.spec, len(data.manifest.class_names)
     head = (classes + model.width) * names.width if experiment.method.head.kind == "label" else classes * model.width

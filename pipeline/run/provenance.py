@@ -8,13 +8,15 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from anchorfl.pipeline.config.experiment import digest, flat
+from anchorfl.pipeline.config.experiment import digest, flat, plugins_of
 from anchorfl.pipeline.storage.run_record import RunInfo, read_metadata, read_records
 from anchorfl.pipeline.training.evaluation import RankedSplits
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import P_AT
+from anchorfl.tasks.plugins import code_digest, distribution_of, dotted_name
 
 MOST_FREQUENT = "most_frequent"
 """Tag of a run: scores of the test split by name, as JSON, where every row gets the most frequent classes."""
@@ -55,6 +57,7 @@ def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:
         **_most_frequent(run_spec),
         "git_commit": _commit(),
         **({"notice": notice} if notice else {}),
+        **{f"{word}_plugin": _origin(of) for word, of in plugins_of(experiment).items()},
         "python": platform.python_version(),
         **{name: version_of(name) for name in ("anchorfl", "torch", "ray", "mlflow")},
     }
@@ -63,6 +66,12 @@ def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:
     return RunInfo(
         name=folder.name, experiment=manifest.task, params=flat(experiment), tags=tags, datasets=sets, folder=folder
     )
+
+
+def _origin(of: Any) -> str:
+    """Return where the code of a plug-in is from: its class or function, package and version, digest of its source."""
+    package = distribution_of(of)
+    return f"{dotted_name(of)}{f' of {package}' if package else ''}, sha256 {code_digest(of)}"
 
 
 def _most_frequent(run_spec: RunSpec) -> dict[str, str]:

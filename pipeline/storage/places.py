@@ -1,4 +1,5 @@
-"""The places that options name, such as an MLflow server or a folder of data, and whether this user has named them.
+"""The places that options name, such as an MLflow server, a folder of data or a module, and whether this user has named
+them.
 
 A run folder may come from somebody else, and its ``config.json`` may name any place. So a folder that this user's
 commands wrote carries a seal: an HMAC-SHA256 of its places under a key that only this user can read. Places without
@@ -11,15 +12,17 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from anchorfl.pipeline.cluster.auth_token import create
 from anchorfl.pipeline.config.experiment import Experiment, digest, redacted_tree
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
+from anchorfl.tasks.plugins import names_code
 
 PLACES: Mapping[str, str] = {
     "tracking.uri": "MLFLOW_TRACKING_URI",
@@ -32,26 +35,44 @@ PLACES: Mapping[str, str] = {
     "model.weights": "",
     "class_embeddings.table": "",
     "class_embeddings.encoder": "",
+    "cluster.py_modules": "",
+    "method.name": "",
+    "model.network": "",
+    "task.name": "",
 }
 """Options that name where a run reads, writes or sends -> the environment variable that names the same; "" for none."""
+CODE = "method.name", "model.network", "task.name"
+"""Those that are places where they name a module, whose code is run, and a name alone otherwise."""
 NO_PLACE = {"", "none", "auto"}
 """Values that name nothing, or what this machine has anyway."""
 
 
-def places_of(experiment: Experiment) -> dict[str, str]:
-    """Return the places that an experiment names, option -> value, without passwords."""
-    tree = redacted_tree(experiment)
-    found = {option: tree[option.partition(".")[0]][option.partition(".")[2]] for option in PLACES}
-    return {option: place for option, place in found.items() if place not in NO_PLACE}
+def places_of(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Return the places that the options of a record name, option -> value.
+
+    tree: as of ``redacted_tree``, or read from a file, of which nothing is certain.
+    """
+    out = dict[str, str]()
+    for option in PLACES:
+        section, _, key = option.partition(".")
+        table = tree.get(section)
+        place = table.get(key, "") if isinstance(table, dict) else ""
+        if isinstance(place, str) and place not in NO_PLACE and (option not in CODE or names_code(place)):
+            out[option] = place
+    return out
 
 
-def seal_of(experiment: Experiment) -> str:
-    """Return the seal of an experiment's places, hexadecimal; "" where there are none.
+def seal_of(experiment: Experiment, options: Collection[str] = tuple(PLACES)) -> str:
+    """Return the seal of an experiment's places, or some of them, hexadecimal; "" where there are none.
 
     The key is made where there is none. Also "" where it cannot be, as for a user without a home folder: then a resumed
     run asks for its places.
     """
-    places = places_of(experiment)
+    places = places_of(redacted_tree(experiment))
+    return _seal({option: place for option, place in places.items() if option in options})
+
+
+def _seal(places: Mapping[str, str]) -> str:
     key = _key() if places else b""
     return hmac.new(key, json.dumps(places, sort_keys=True).encode(), hashlib.sha256).hexdigest() if key else ""
 
@@ -63,6 +84,29 @@ def _key() -> bytes:
             create(path)
         return path.read_bytes()
     return b""
+
+
+def check_own_code(tree: Mapping[str, Any], seal: str, record: Path, typed: Mapping[str, str]) -> None:
+    """Raise InputError where a record names modules that this user has not: reading its options would run their code.
+
+    tree: its options, as they are read. seal, record, typed: as in ``with_own_places``.
+    """
+    places = places_of(tree)
+    code = {option: place for option, place in places.items() if option in CODE and typed.get(option) != place}
+    if code and not _sealed(places, seal):
+        raise _foreign(record, code)
+
+
+def _sealed(places: Mapping[str, str], seal: str) -> bool:
+    return bool(seal) and hmac.compare_digest(seal.encode(), _seal(places).encode())
+
+
+def _foreign(record: Path, places: Mapping[str, str]) -> InputError:
+    named = ", ".join(f"{option} = {place!r}" for option, place in places.items())
+    return InputError(
+        f"{record} was not written by you on this machine, and names {named}: look at that, and type what you want"
+        f" used, for example --{next(iter(places))} VALUE (SECURITY.md says why)"
+    )
 
 
 def with_own_places(
@@ -81,14 +125,10 @@ def with_own_places(
     known = {option: os.environ.get(variable) for option, variable in PLACES.items() if variable}
     if copy and object_store.join(experiment.cluster.backup, record.parent.name) == copy.rstrip("/"):
         known["cluster.backup"] = experiment.cluster.backup
-    if not (seal and hmac.compare_digest(seal.encode(), seal_of(experiment).encode())):
-        foreign = {o: p for o, p in places_of(experiment).items() if o not in typed and p != known.get(o)}
-        if foreign:
-            named = ", ".join(f"{option} = {place!r}" for option, place in foreign.items())
-            raise InputError(
-                f"{record} was not written by you on this machine, and names {named}: look at that, and type what you"
-                f" want used, for example --{next(iter(foreign))} VALUE (SECURITY.md says why)"
-            )
+    places = places_of(redacted_tree(experiment))
+    foreign = {option: place for option, place in places.items() if option not in typed and place != known.get(option)}
+    if foreign and not _sealed(places, seal):
+        raise _foreign(record, foreign)
     own = with_options(experiment, typed)
     if digest(own) != digest(experiment):
         raise InputError(

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from anchorfl.pipeline.config.experiment import Experiment, data_and_method, digest, redacted_tree
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.pipeline.storage.places import seal_of, with_own_places
+from anchorfl.pipeline.storage.places import check_own_code, seal_of, with_own_places
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
@@ -126,12 +126,15 @@ def read_result(folder: Path, *needed: str) -> dict[str, Any]:
     return found
 
 
-def read_experiment(folder: Path) -> Experiment:
+def read_experiment(folder: Path, typed: Mapping[str, str] | None = None) -> Experiment:
     """Return the experiment of a run folder.
 
-    Raises InputError where it holds no run, or its options are not of this version.
+    typed: places, as in ``check_own_code``. Raises InputError where it holds no run, its options are not of this
+    version, or it names code of others.
     """
-    tree = {name: part for name, part in read_config(folder).items() if name not in ("digest", "seal")}
+    config = read_config(folder)
+    tree = {name: part for name, part in config.items() if name not in ("digest", "seal")}
+    check_own_code(tree, str(config.get("seal", "")), folder / CONFIG, typed or {})
     try:
         return from_tree(tree)
     except InputError as error:
@@ -143,7 +146,7 @@ def read_own_experiment(folder: Path, typed: Mapping[str, str], copy: str = "") 
 
     copy: where the folder was fetched from. Raises InputError as ``read_experiment`` and ``with_own_places``.
     """
-    experiment, seal = read_experiment(folder), str(read_config(folder).get("seal", ""))
+    experiment, seal = read_experiment(folder, typed), str(read_config(folder).get("seal", ""))
     return with_own_places(experiment, seal, folder / CONFIG, typed, copy)
 
 

@@ -13,11 +13,14 @@ from safetensors.torch import save
 
 from anchorfl.models.build import Head, build
 from anchorfl.models.classifier import Classifier
+from anchorfl.models.encoders.plug_in import MakeEncoder
 from anchorfl.models.options import ModelOptions
 from anchorfl.models.weight_files import WeightsError, tensors
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.config.networks import find_network
 from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.places import check_own_code, seal_of
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import InputSpec, LabelKind, Objective
 from anchorfl.tasks.errors import InputError, has_controls
@@ -27,6 +30,8 @@ from anchorfl.tasks.metrics.scores import Metrics
 
 FORMAT = 2
 WEIGHTS, METADATA = "weights.safetensors", "model.json"
+CODE_OF_MODELS = ("model.network",)
+"""Options of ``model.json`` that may name a module."""
 LARGEST = 2**31
 """Numbers of a sample's positions in the network, at most."""
 NO_MODEL = "trains no global model"
@@ -70,6 +75,7 @@ def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict
         "concept_width": 0 if run_spec.concepts_CMD is None else run_spec.concepts_CMD.shape[2],
         "metrics": experiment.evaluation.metrics,
         "checksum": messages.checksum(weights),
+        "seal": seal_of(experiment, CODE_OF_MODELS),
         **metadata,
     }
     write_atomically(folder / WEIGHTS, save({k: v.contiguous() for k, v in weights.items()}))
@@ -91,10 +97,13 @@ class ModelMetadata(TypedDict):
     unit: NotRequired[bool]
     concept_width: NotRequired[int]
     metrics: NotRequired[Metrics]
+    seal: NotRequired[str]
 
 
-def load_model(folder: Path) -> SavedModel:
-    """Read a saved model. Raise InputError where it is missing, damaged, or of another format."""
+def load_model(folder: Path, network: str = "") -> SavedModel:
+    """Read a saved model. network: its ``model.network``, where that is a module of which this user has not trained
+    it on this machine. Raise InputError where it is missing, damaged, of another format, or names other code.
+    """
     hint = "is the run finished? 'anchorfl resume' ends one that was interrupted"
     try:
         metadata = _read_metadata(read_text_bytes(folder / METADATA), folder / METADATA, hint)
@@ -105,8 +114,12 @@ def load_model(folder: Path) -> SavedModel:
         raise InputError(f"{folder / WEIGHTS} is damaged ({error}); {hint}") from error
     if messages.checksum(weights) != metadata["checksum"]:
         raise InputError(f"{folder / WEIGHTS} does not have the checksum that {METADATA} states; copy the model again")
+    named = str(metadata["model"].get("network", "auto"))
+    code, typed = {"model": {"network": named}}, {"model.network": network}
+    check_own_code(code, metadata.get("seal", ""), folder / METADATA, typed)
+    make_encoder = find_network(named)
     try:
-        spec, model = _built(metadata, weights)
+        spec, model = _built(metadata, weights, make_encoder)
     except (ValueError, RuntimeError) as error:
         raise InputError(f"{folder / METADATA} does not fit {WEIGHTS} ({error}); copy the model again") from error
     names, metrics = tuple(metadata["class_names"]), metadata.get("metrics", "threshold")
@@ -142,11 +155,11 @@ def _read_metadata(data: bytes, where: Path, hint: str) -> ModelMetadata:
     return found
 
 
-def _built(metadata: ModelMetadata, weights: Tensors) -> tuple[InputSpec, Classifier]:
+def _built(metadata: ModelMetadata, weights: Tensors, make_encoder: MakeEncoder | None) -> tuple[InputSpec, Classifier]:
     """Build the network with its weights. Raise ValueError or RuntimeError where the two do not fit.
 
     It is first built without memory for its values (torch's device ``meta``) and held against ``weights``: a
-    description of a network of terabytes costs nothing.
+    description of a network of terabytes costs nothing. A plug-in's may need values to be made, and is built once.
     """
     spec: InputSpec = converted(metadata["input"], InputSpec)
     classes = len(metadata["class_names"])
@@ -162,14 +175,14 @@ def _built(metadata: ModelMetadata, weights: Tensors) -> tuple[InputSpec, Classi
         raise ValueError("a deviation must be above 0, and levels 0 to 255")
     if not 1 <= metadata.get("parts", 1) <= len(weights) or not 0 <= metadata.get("concept_width", 0) <= LARGEST:
         raise ValueError("there are not so many parts")
-    for device in ("meta", "cpu"):
+    for device in ("cpu",) if make_encoder else ("meta", "cpu"):
         with torch.device(device):
             model = build(
                 options, input_kind=spec.kind, shape=spec.shape, vocabulary=len(spec.vocabulary), classes=classes,
                 head=metadata["head"], unit=metadata["kind"] == "single" and metadata.get("unit", True), seed=0,
                 parts=metadata.get("parts", 1),
                 vectors_CP=None if width is None else torch.zeros(classes, width),
-                concept_width=metadata.get("concept_width", 0),
+                concept_width=metadata.get("concept_width", 0), network=make_encoder,
             )  # fmt: skip
         messages.fill(model.state_dict(), weights)  # the same names, shapes and types
     model.load_state_dict(weights)

@@ -81,7 +81,7 @@ def fit(
     fitting = begin_fit(training, model, card, data, broadcast, memory, round_, client_message)
     trainer = fitting.trainer
     model.reseed(fitting.mask_rng)
-    if fitting.mask_rng.device.type == "cuda" and trainer.replayable:
+    if fitting.mask_rng.device.type == "cuda" and trainer.replayable and model.replayable:
         with side_stream(fitting.mask_rng.device):
             loss = _epochs(trainer, Replay(trainer), training, fitting)
     else:

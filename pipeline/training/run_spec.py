@@ -14,6 +14,7 @@ from anchorfl.models.onednn import use_onednn
 from anchorfl.pipeline.algorithm.messages import checksum
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.networks import find_network
 from anchorfl.pipeline.training.local_training import TrainingSpec
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -55,6 +56,7 @@ class RunSpec:
             classes=len(manifest.class_names), head=head.kind, parts=head.parts, scale=head.first_scale,
             unit=manifest.kind == "single" and head.unit, vectors_CP=self.vectors_CP, start=self.start,
             concept_width=0 if self.concepts_CMD is None else self.concepts_CMD.shape[2],
+            network=find_network(experiment.model.network),
             seed=seed_for(experiment.seed, "model"), lookup_dropout=experiment.optimizer.lookup_dropout,
         )  # fmt: skip
         if experiment.optimizer.onednn:

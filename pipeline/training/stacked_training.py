@@ -83,6 +83,7 @@ def stack_size(experiment: Experiment, model: Classifier, spec: InputSpec) -> in
     wrong = {
         f"another method than {experiment.method.name!r}": not experiment.method.supports.stack,
         "an input that is not sparse": spec.kind == "sparse",
+        f"another network than {experiment.model.network!r}, a plug-in's": not model.replayable,
         "optimizer.precision = 'float32'": optimizer.precision != "float32",
         "optimizer.onednn = False": optimizer.onednn,
         "optimizer.microbatch_tokens = 0 for rows with a length (dropout masks of a mini-batch are drawn at once)":

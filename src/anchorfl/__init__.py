@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from anchorfl.pipeline.terminal import say as _say
 
 if TYPE_CHECKING:
+    from anchorfl.models.options import EncoderSpec as EncoderSpec
     from anchorfl.pipeline.algorithm.contract import ClientTrainer as ClientTrainer
     from anchorfl.pipeline.algorithm.contract import Method as Method
     from anchorfl.pipeline.config.experiment import Experiment as Experiment
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClientTrainer",
+    "EncoderSpec",
     "Experiment",
     "InputError",
     "Method",
@@ -48,6 +50,7 @@ _HOME = {
     "Experiment": "anchorfl.pipeline.config.experiment",
     "InputError": "anchorfl.tasks.errors",
     "ClientTrainer": "anchorfl.pipeline.algorithm.contract",
+    "EncoderSpec": "anchorfl.models.options",
     "Method": "anchorfl.pipeline.algorithm.contract",
     "Result": "anchorfl.pipeline.run.lifecycle",
     "Sweep": "anchorfl.tuning.search.results",
@@ -102,11 +105,15 @@ def resume(folder: str | Path, *, log: Callable[[str], None] = _say, places: Map
     return lifecycle.resume(Path(folder), log, places)
 
 
-def load_model(folder: str | Path) -> SavedModel:
-    """Read the model of a run, ``result.folder / "model"``. Errors: InputError where it is missing or damaged."""
+def load_model(folder: str | Path, network: str = "") -> SavedModel:
+    """Read the model of a run, ``result.folder / "model"``.
+
+    network: ``package.module:Name`` of a model by others whose network is a plug-in's. Errors: InputError where it is
+    missing or damaged, or names a module that is not that one.
+    """
     from anchorfl.pipeline.storage import saved_model
 
-    return saved_model.load_model(Path(folder))
+    return saved_model.load_model(Path(folder), network)
 
 
 def sweep(

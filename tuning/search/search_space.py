@@ -1,6 +1,7 @@
 """Search spaces: what each method declares, with range, scale and reason, and what ``--space`` says instead.
 
-Every method of ``anchorfl.pipeline.methods.METHODS`` has an entry in ``SPACES``; a test holds that.
+Every method of ``anchorfl.pipeline.methods.METHODS`` has an entry in ``SPACES``; a test holds that. The package of a
+plug-in offers its method's by an entry point of that name in the group ``anchorfl.search_spaces``.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.schema import options_of, typed_option
+from anchorfl.pipeline.methods import is_shipped
 from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.plugins import SEARCH_SPACE, find_plugin, names_code, plugin_names
+
+if TYPE_CHECKING:  # torch, which the help of a sweep does without
+    from anchorfl.pipeline.algorithm.contract import Method
 
 Value = str | int | float | bool
 FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "class_embeddings.", "method.semantic", "federation.rounds",
@@ -220,17 +226,41 @@ SPACES: Mapping[str, MethodSpace] = {
 }
 
 
+def declared_space(method: type[Method[Any, Any]]) -> MethodSpace | None:
+    """Return what a method, or the package of a plug-in, declares; None: nothing. InputError where that is no space."""
+    if is_shipped(method):
+        return SPACES.get(method.name)
+    if method.name not in plugin_names(SEARCH_SPACE):
+        return None
+    return _method_space(method.name)
+
+
+def _method_space(name: str) -> MethodSpace:
+    """Return the space of an entry point, or of ``package.module:NAME``."""
+    where = "--space"
+    found = find_plugin(SEARCH_SPACE, name, where)
+    if not isinstance(found, MethodSpace):
+        raise InputError(f"{where} = {name!r}: a {type(found).__name__}, and no MethodSpace (docs/plug-ins.md)")
+    return found
+
+
 def space_of(experiment: Experiment, texts: Sequence[str] = ()) -> Space:
-    """Return the space of a sweep: ``texts`` (``name=...``), or what the method declares. InputError on a bad one."""
+    """Return the space of a sweep: ``texts`` (``name=...``, or the ``package.module:NAME`` of a MethodSpace), or what
+    the method declares. InputError on a bad one.
+    """
     if not texts:
-        if experiment.method.name not in SPACES:
+        declared = declared_space(type(experiment.method))
+        if declared is None:
             raise InputError(
                 f"method {experiment.method.name!r} declares no search space: say what to vary with --space NAME=RANGE"
                 " (docs/sweeps.md)"
             )
-        return SPACES[experiment.method.name].space
+        return declared.space if is_shipped(type(experiment.method)) else _checked(experiment, declared.space)
     space: dict[str, Dimension] = {}
     for text in texts:
+        if "=" not in text and names_code(text):
+            space |= _checked(experiment, _method_space(text).space)
+            continue
         name, equals, spec = text.partition("=")
         if not equals:
             raise InputError(f"--space {text!r}: write name=...; {SYNTAX}")
@@ -242,6 +272,13 @@ def space_of(experiment: Experiment, texts: Sequence[str] = ()) -> Space:
             _check(experiment, option, space[name])
         except ValueError as error:
             raise InputError(f"--space {name}: {error}; {SYNTAX}") from error
+    return space
+
+
+def _checked(experiment: Experiment, space: Space) -> Space:
+    """Return a declared space. InputError where it names what a sweep cannot vary."""
+    for name, dimension in space.items():
+        _check(experiment, resolve(experiment, name), dimension)
     return space
 
 

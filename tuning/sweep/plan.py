@@ -13,13 +13,23 @@ from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tr
 from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
-from anchorfl.pipeline.storage.places import seal_of, with_own_places
+from anchorfl.pipeline.storage.places import check_own_code, seal_of, with_own_places
 from anchorfl.pipeline.storage.run_folder import RUNS
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_metric, resolve_rounds
-from anchorfl.tuning.search.search_space import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
+from anchorfl.tuning.search.search_space import (
+    Choice,
+    Dimension,
+    MethodSpace,
+    Range,
+    Space,
+    Value,
+    declared_space,
+    none_as_text,
+    resolve,
+)
 
 PLAN_FILE = "sweep.json"
 
@@ -88,7 +98,8 @@ class SweepPlan:
     @property
     def rounds(self) -> TrialRounds:
         """Lengths of a trial. InputError where they do not fit each other."""
-        warm_up = SPACES[self.experiment.method.name].warm_up
+        declared = declared_space(type(self.experiment.method))
+        warm_up = declared.warm_up if declared else MethodSpace({}).warm_up
         try:
             return resolve_rounds(self.options, self.experiment.federation.rounds, warm_up)
         except ValueError as error:
@@ -113,13 +124,15 @@ def resumed_plan(folder: Path, changes: Mapping[str, Any], places: Mapping[str, 
     copy: where the folder was fetched from. InputError as ``load_plan``, and where the plan names places that this user
     has not named.
     """
-    plan, path = load_plan(folder, changes), folder / PLAN_FILE
+    plan, path = load_plan(folder, changes, places), folder / PLAN_FILE
     seal = str(read_json(path).get("seal", ""))
     return replace(plan, experiment=with_own_places(plan.experiment, seal, path, places, copy))
 
 
-def load_plan(folder: Path, changes: Mapping[str, Any]) -> SweepPlan:
-    """Read the plan of a sweep's folder. changes: options that a resumption may change. InputError: there is none."""
+def load_plan(folder: Path, changes: Mapping[str, Any], typed: Mapping[str, str] | None = None) -> SweepPlan:
+    """Read the plan of a sweep's folder. changes: options that a resumption may change; typed: places, as in
+    ``check_own_code``. InputError: there is none, or it names code of others.
+    """
     try:
         text = read_text_bytes(folder / PLAN_FILE)
     except FileNotFoundError as error:
@@ -135,6 +148,7 @@ def load_plan(folder: Path, changes: Mapping[str, Any]) -> SweepPlan:
     for name in fixed & set(changes):
         if changes[name] != (was := getattr(old, name)):
             raise InputError(f"--{name} {changes[name]}: the sweep was started with {was}, which a resumed one keeps")
+    check_own_code(content["experiment"], str(content.get("seal", "")), folder / PLAN_FILE, typed or {})
     try:
         options = replace(old, **changes)
         space = {name: _dimension(dict(entry)) for name, entry in content["space"].items()}

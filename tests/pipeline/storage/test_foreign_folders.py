@@ -15,7 +15,7 @@ from anchorfl.pipeline.config.experiment import to_tree
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.checkpoint import Checkpoints, seal
 from anchorfl.pipeline.storage.named_files import named_files
-from anchorfl.pipeline.storage.places import PLACES
+from anchorfl.pipeline.storage.places import CODE, PLACES
 from anchorfl.pipeline.storage.restore import fetch_run
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
@@ -176,7 +176,7 @@ def test_every_option_that_is_a_text_is_a_place_or_known_to_be_none(experiment):
     }
     words = {"task.variant", "task.label_separator", "tracking.experiment", "tracking.run_name", "tracking.register"}
     words |= {"task.client_classes"}  # whose file is read when a run begins: a record holds its JSON, or is refused
-    assert texts - columns - words == {option for option in PLACES if option != "tracking.uri"}
+    assert texts - columns - words == {option for option in PLACES if option not in ("tracking.uri", *CODE)}
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["finished", "interrupted"])

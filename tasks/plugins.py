@@ -1,0 +1,225 @@
+"""Plug-ins: methods, tasks, networks and search spaces of other packages, found by entry point or by module and object.
+
+    --method.name fancy                 # a package of the environment offers it:
+                                        #   [project.entry-points."anchorfl.methods"]
+                                        #   fancy = "fancy_fl.method:Fancy"
+    --method.name fancy_fl.method:Fancy # any module that Python finds, or that lies in the current folder
+
+The code of a plug-in is imported when its name is asked for, and not before (docs/plug-ins.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from anchorfl.tasks.errors import InputError, first_line, nearest
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Names of methods and tasks: they become names of folders and records."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginKind:
+    """What plug-ins can add: a method, a task, a network, a search space."""
+
+    word: str
+    """Its word in messages: ``method``."""
+    group: str
+    """Group of its entry points: ``anchorfl.methods``."""
+
+
+METHOD = PluginKind("method", "anchorfl.methods")
+TASK = PluginKind("task", "anchorfl.tasks")
+NETWORK = PluginKind("network", "anchorfl.networks")
+SEARCH_SPACE = PluginKind("search space", "anchorfl.search_spaces")
+
+
+def names_code(name: str) -> bool:
+    """Return whether a name is that of a module and an object in it, ``package.module:Name``."""
+    return ":" in name
+
+
+def plugin_names(kind: PluginKind) -> list[str]:
+    """Return the names that installed packages offer."""
+    return sorted(_offers(kind.group))
+
+
+def find_plugin(kind: PluginKind, name: str, where: str, taken: Collection[str] = ()) -> Any:
+    """Return the object that a name stands for: of an entry point, or ``package.module:Name``.
+
+    where: the option, for messages. taken: names of AnchorFL itself. Raises InputError where there is none, where
+    several packages offer it, or where its code cannot be imported.
+    """
+    where = f"{where} = {name!r}"
+    if names_code(name):
+        return _imported(name, where)
+    check_name_is_free(kind, name, where, taken)
+    offers = _offers(kind.group).get(name, [])
+    if not offers:
+        known = [*taken, *plugin_names(kind)]
+        raise InputError(
+            f"no {kind.word} {name!r} in {where.partition(' = ')[0]}{nearest(name, known)}; there are:"
+            f" {', '.join(known)}; or package.module:Name for one of your own"
+        )
+    (entry,) = offers
+    _check_wanted_version(kind, entry)
+    return _imported(entry.value, f"{where}, of {_package(entry)}")
+
+
+def check_name_is_free(kind: PluginKind, name: str, where: str, taken: Collection[str]) -> None:
+    """Raise InputError where more than one package, or one and AnchorFL, have something of a name."""
+    offers = _offers(kind.group).get(name, [])
+    if len(offers) + (name in taken) > 1:
+        who = ["AnchorFL"] if name in taken else []
+        who += [f"{_package(entry)} (as {entry.value})" for entry in offers]
+        raise InputError(
+            f"{where}: {' and '.join(who)} have a {kind.word} of that name: name the one you want by its module, or"
+            f" uninstall {' or '.join(map(_package, offers))}"
+        )
+
+
+@cache
+def _offers(group: str) -> Mapping[str, list[EntryPoint]]:
+    """Return the entry points of a group by name. An environment is looked at once in a process."""
+    out = dict[str, list[EntryPoint]]()
+    for entry in entry_points(group=group):
+        same = out.setdefault(entry.name, [])
+        if all((e.value, _package(e)) != (entry.value, _package(entry)) for e in same):  # seen twice on sys.path
+            same.append(entry)
+    return out
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "an unknown package"
+
+
+def _check_wanted_version(kind: PluginKind, entry: EntryPoint) -> None:
+    """Raise InputError where a plug-in's package asks for another version of AnchorFL."""
+    from packaging.requirements import Requirement
+
+    for text in (entry.dist.requires if entry.dist else None) or ():
+        wanted = Requirement(text)
+        if wanted.name.lower() == "anchorfl" and not (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            here = version("anchorfl")
+            if not wanted.specifier.contains(here, prereleases=True):
+                raise InputError(
+                    f"{kind.word} {entry.name!r}: {_label(entry.dist)} wants anchorfl{wanted.specifier}, and this is"
+                    f" {here}: install versions of the two that fit"
+                )
+
+
+def _label(distribution: Distribution | None) -> str:
+    return f"{distribution.name} {distribution.version}" if distribution else ""
+
+
+def _imported(target: str, where: str) -> Any:
+    """Return the object of ``package.module:Name``. InputError where there is none, or its module fails."""
+    module_name, _, path = target.partition(":")
+    parts = (*module_name.split("."), *path.split("."))
+    if not all(part.isidentifier() for part in parts):
+        raise InputError(f"{where}: write package.module:Name, a module that Python can import and an object in it")
+    _look_in_current_folder(parts[0])
+    try:
+        found: Any = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise InputError(
+                f"{where}: Python finds no module {error.name!r}: install its package, on a running cluster on every"
+                f" node, or start where {parts[0]}.py or the folder {parts[0]} lies (now {os.getcwd()})"
+            ) from error
+        raise InputError(f"{where}: {module_name} needs {error.name!r}, which is not installed") from error
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{where}: importing {module_name} failed{_place(error)}: {first_line(error)}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            names = [name for name in vars(found) if not name.startswith("_")]
+            hint = "; a script's own objects are gone with it: put them into a module" if parts[0] == "__main__" else ""
+            raise InputError(f"{where}: {module_name} has no {part!r}{nearest(part, names)}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def _look_in_current_folder(top: str) -> None:
+    """Let Python find a module that lies in the current folder. It comes last, so that it hides nothing."""
+    here = os.getcwd()
+    if top in sys.modules or here in sys.path:
+        return
+    try:
+        missing = find_spec(top) is None
+    except (ImportError, ValueError):
+        missing = False
+    if missing and ((Path(here) / f"{top}.py").is_file() or (Path(here) / top).is_dir()):
+        sys.path.append(here)
+
+
+def _place(error: BaseException) -> str:
+    """Return the file and line where an import failed, in words; empty where nothing says it."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith("<frozen") and frame.filename != __file__]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def dotted_name(of: Any) -> str:
+    """Return the module and the name of a class or function, as ``find_plugin`` takes it."""
+    return f"{of.__module__}:{of.__qualname__}"
+
+
+def offered_name(kind: PluginKind, name: str, of: Any) -> str:
+    """Return the name under which a class or function is found again: the entry point ``name`` where that is it, else
+    that of its module.
+    """
+    if any(entry.value == dotted_name(of) for entry in _offers(kind.group).get(name, [])):
+        return name
+    return dotted_name(of)
+
+
+def code_digest(of: Any) -> str:
+    """Return the SHA-256 of the source of the package that holds a class or function: of its module, where that is in
+    no package, and of the object alone, where it is typed into a script or a notebook.
+    """
+    module = sys.modules[of.__module__]
+    if of.__module__ == "__main__" or not getattr(module, "__file__", None):
+        return hashlib.sha256(_source(of).encode()).hexdigest()
+    top = sys.modules.get(of.__module__.partition(".")[0])
+    folders = [Path(folder) for folder in getattr(top, "__path__", ())]
+    files = [(path.relative_to(folder).as_posix(), path) for folder in folders for path in folder.rglob("*.py")]
+    digest = hashlib.sha256()
+    for name, path in sorted(files) or [(str(of.__module__), Path(str(module.__file__)))]:
+        digest.update(repr((name, hashlib.sha256(path.read_bytes()).hexdigest())).encode())
+    return digest.hexdigest()
+
+
+def _source(of: Any) -> str:
+    try:
+        return inspect.getsource(of)
+    except (OSError, TypeError) as error:
+        raise InputError(
+            f"{dotted_name(of)}: Python does not have its source, without which no run can say what it trained with:"
+            " put it into a module of its own"
+        ) from error
+
+
+def distribution_of(of: Any) -> str:
+    """Return package and version of a class or function, ``fancy-fl 0.2``; empty where it is of no installed one."""
+    from importlib.metadata import packages_distributions
+
+    names = packages_distributions().get(of.__module__.partition(".")[0], [])
+    try:
+        return " and ".join(f"{name} {version(name)}" for name in dict.fromkeys(names))
+    except PackageNotFoundError:
+        return ""
