@@ -184,7 +184,7 @@ def predict(options: argparse.Namespace) -> int:
     from anchorfl.pipeline.results.predict import predict as predict_file
     from anchorfl.tasks.metrics.scores import MEASURES
 
-    prediction = predict_file(model_of(options.run), options.file, options.network)
+    prediction = predict_file(model_of(options.run), options.file, options.network, options.task)
     write_to(prediction, options.out)
     if options.out:
         say(f"scores of {len(prediction.predicted)} samples: {options.out}")

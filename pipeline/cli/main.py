@@ -156,8 +156,9 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     sub.add_argument("run", type=Path, help="run folder, or a folder with model.json and weights.safetensors")
     sub.add_argument("file", type=Path)
     sub.add_argument("--out", default="", help="CSV file; default: standard output")
-    what = "network of a model by others, where it is a plug-in's: package.module:Name"
-    sub.add_argument("--model.network", dest="network", default="", metavar="NAME", help=what)
+    for option, word in (("model.network", "network"), ("task.name", "task")):
+        what = f"{word} of a model by others, where it is a plug-in's: package.module:Name"
+        sub.add_argument(f"--{option}", dest=word, default="", metavar="NAME", help=what)
     sub = add("sync", commands.sync, "send to MLflow what it lacks of a run")
     sub.add_argument("run", type=Path)
     sub.add_argument("--uri", default="", help="MLflow store, as --tracking.uri")

@@ -10,12 +10,7 @@ from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.figures import draw_confusion
 from anchorfl.pipeline.diagnosis.result import PartResult, write_table
 from anchorfl.pipeline.training.evaluation import logits_of
-from anchorfl.tasks.arrays.arrow import Ints
-
-
-def count_confusion(true_N: Ints, predicted_N: Ints, classes: int) -> Ints:
-    """Count the rows of each true class (first axis) that were predicted as each class: [C, C]."""
-    return np.bincount(true_N * classes + predicted_N, minlength=classes * classes).reshape(classes, classes)
+from anchorfl.tasks.metrics.classification import count_confusion
 
 
 def confusion(analysis: Analysis, out: Path) -> PartResult:

@@ -20,7 +20,7 @@ from anchorfl.pipeline.storage.saved_model import METADATA, NO_MODEL, SavedModel
 from anchorfl.pipeline.training.evaluation import logits_of, ranking_scores, score_logits
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.arrays.tensors import client_data
-from anchorfl.tasks.contract import ClientData, Encode
+from anchorfl.tasks.contract import ClientData, Encode, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.raw_files import open_text
 from anchorfl.tasks.metrics.ranking import top_classes
@@ -54,9 +54,9 @@ def model_of(run: Path) -> Path:
     return run / "model"
 
 
-def predict(model_folder: Path, file: Path, network: str = "") -> Prediction:
-    """Predict the classes of every sample in ``file``. network: as in ``load_model``. Raise InputError that names file
-    and line.
+def predict(model_folder: Path, file: Path, network: str = "", task: str = "") -> Prediction:
+    """Predict the classes of every sample in ``file``. network, task: as ``load_model``. Raise InputError that names
+    file and line.
 
     - Token models: one text per line, or ``label<TAB>text`` on every line; plain or gzip.
     - Image models: CSV with a header, plain or gzip. A column ``label`` is optional, the other columns are the values
@@ -64,7 +64,7 @@ def predict(model_folder: Path, file: Path, network: str = "") -> Prediction:
     - Models of a user's table: Parquet or CSV with the same input columns, the label columns optional.
     """
     one_thread()
-    saved = load_model(model_folder, network)
+    saved = load_model(model_folder, network, task)
     if saved.spec.columns is not None:
         rows, labeled = _table(file, saved)
     else:
@@ -96,11 +96,16 @@ def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[int] | N
     return _tensors(saved, table.append_column("known", pa.nulls(len(payload), pa.list_(pa.int32()))))
 
 
+def task_of_model(saved: SavedModel) -> Task:
+    """Return the task that a model was trained on, whose code turns samples into inputs."""
+    return find_task(saved.task_plugin or saved.task)
+
+
 def _encoder(saved: SavedModel) -> tuple[str, Encode]:
     """Return the payload column, and what encodes it."""
     if saved.spec.columns is not None:
         return table_encoder(saved.spec.kind)
-    task = find_task(saved.task)
+    task = task_of_model(saved)
     return task.payload, task.encode
 
 
@@ -160,7 +165,7 @@ def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[int] | None]:
 
 
 def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
-    payload = find_task(saved.task).payload
+    payload = task_of_model(saved).payload
     if payload in ("path", "features"):
         what = "files of images" if payload == "path" else "sparse features"
         raise InputError(

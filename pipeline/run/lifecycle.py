@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.results.per_class import PER_CLASS, write_per_class
+from anchorfl.pipeline.run.callbacks import Callback, Callbacks
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
@@ -56,11 +57,20 @@ if TYPE_CHECKING:
     from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
 
 
-def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: ActorPools | None = None) -> Result:
+def run(
+    experiment: Experiment,
+    folder: Path,
+    log: Log = say,
+    actor_pools: ActorPools | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+) -> Result:
     """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data.
 
     actor_pools: of several runs, one after the other, whose data are prepared: Ray Data would wait for CPUs that the
-    actors of the run before hold.
+    actors of the run before hold. callbacks: as ``callbacks.py`` has them; CallbackError where one fails. quiet: print
+    no line per round.
     """
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
@@ -83,14 +93,23 @@ def run(experiment: Experiment, folder: Path, log: Log = say, actor_pools: Actor
         write_config(folder, experiment)
         if notice := experiment.method.notice(experiment.federation.rounds):
             log(notice)
-        return federate(run_spec, executor, folder, Progress(experiment.federation.rounds), log)
+        progress = Progress(experiment.federation.rounds, quiet=quiet)
+        return federate(run_spec, executor, folder, progress, log, callbacks=callbacks)
 
 
-def resume(folder: Path, log: Log = say, places: Mapping[str, str] | None = None, copy: str = "") -> Result:
+def resume(
+    folder: Path,
+    log: Log = say,
+    places: Mapping[str, str] | None = None,
+    copy: str = "",
+    *,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+) -> Result:
     """Continue an interrupted run from its last completed round; a finished one gives its result again.
 
-    places: as the user types them now, option -> value. copy: where the folder was fetched from. InputError where the
-    folder names places that this user has not named, or files that are not its own.
+    places: as the user types them now, option -> value. copy: where the folder was fetched from. callbacks, quiet: as
+    ``run``. InputError where the folder names places that this user has not named, or files that are not its own.
     """
     experiment = read_own_experiment(folder, places or {}, copy)
     check_artifacts(folder)
@@ -104,7 +123,7 @@ def resume(folder: Path, log: Log = say, places: Mapping[str, str] | None = None
             update_backup(backup_uri(experiment.cluster.backup, folder), folder, log)
         return Result(folder, content["checksum"], content["scores"])
     check_digest(folder, experiment)
-    return run(experiment, folder, log)
+    return run(experiment, folder, log, callbacks=callbacks, quiet=quiet)
 
 
 def _finish_record(experiment: Experiment, folder: Path, log: Log) -> None:
@@ -183,9 +202,15 @@ def federate(
     progress: Progress,
     log: Log = say,
     parent: Path | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run what is left of a run folder that this process holds, to its result. parent: as in ``open_loop``."""
+    """Run what is left of a run folder that this process holds, to its result. parent: as in ``open_loop``; callbacks:
+    as in ``run``.
+    """
     loop = open_loop(run_spec, executor, folder, progress, log, parent)
+    if callbacks:
+        loop.callbacks = Callbacks(callbacks, run_spec.experiment.federation.rounds, folder)
     status: Status = "FAILED"
     try:
         result = conclude(run_spec, folder, loop.run(), loop)
@@ -223,6 +248,11 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
             scores |= {split: dict(s.values) for split, s in final_scores.items()}
             write_final_scores(folder, record_of(state.best_round, final_scores, loop.class_names))
             tracker.artifact(folder / FINAL_SCORES)
+    elif loop.stopped and experiment.tested == "last":  # its last round was to be tested, and never came
+        final_scores = loop.executor.scores(["test"])
+        scores = scores | {split: dict(s.values) for split, s in final_scores.items()}
+        write_final_scores(folder, record_of(state.round, final_scores, loop.class_names))
+        tracker.artifact(folder / FINAL_SCORES)
     selected = state.best_round or state.round
     artifacts = [CONFIG, "partition.json", PER_CLASS, "report"]
     if experiment.method.evaluate_on == "server":
@@ -233,8 +263,12 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
         loop.progress.log(f"{experiment.method.name} {NO_MODEL}: none is saved")
     content = {
         "checksum": checksum, "scores": scores, "round": selected, "rounds": state.round, "seconds": state.seconds,
-        "failed": state.failures, "retried": state.retries, "faults": state.faults, "digest": digest(experiment),
+        "failed": state.failures, "retried": state.retries, "faults": state.faults,
+        # a run that ended early is not what its options say: no table takes it for that
+        "digest": f"{loop.stopped}: {digest(experiment)}" if loop.stopped else digest(experiment),
     }  # fmt: skip
+    if loop.stopped:
+        content["stopped"] = loop.stopped
     if summary := state.summary(loop.restarts):
         loop.progress.log(summary)
     write_per_class(folder)

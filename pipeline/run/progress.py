@@ -22,8 +22,10 @@ class Progress:
     On a terminal a line has as many of them as fit, and ``metrics.jsonl`` has them all.
     """
 
-    def __init__(self, rounds: int, out: TextIO | None = None) -> None:
+    def __init__(self, rounds: int, out: TextIO | None = None, *, quiet: bool = False) -> None:
         self.rounds, self.start = rounds, 0
+        self.quiet = quiet
+        """Print nothing."""
         self.out = out
         """Where the lines go; None: standard output."""
         self.began = time.perf_counter()
@@ -34,10 +36,13 @@ class Progress:
 
     def log(self, line: str) -> None:
         """Print a line."""
-        terminal.say(line, file=self.out)
+        if not self.quiet:
+            terminal.say(line, file=self.out)
 
     def watch(self, round_: int, busy: int, done: int, failed: int) -> None:
         """Renew the live line within a round, on a terminal only."""
+        if self.quiet:
+            return
         seconds = time.perf_counter() - self.began
         clients = f"clients {busy} busy, {done} done, {failed} failed"
         terminal.say_live(f"round {round_}/{self.rounds}  {clients}  {seconds:.0f} s  {self.last}", self.out)

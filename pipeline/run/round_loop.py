@@ -17,6 +17,7 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import RoundOutcome
 from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.run.callbacks import Callbacks
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
@@ -84,8 +85,14 @@ class RoundLoop:
     """The server's state of the selected round so far, path -> tensor; empty where the last round is selected."""
     backup: Backup | None = None
     """Keeps a copy of the run folder."""
+    callbacks: Callbacks | None = None
+    """Called after every round."""
+    stopped: str = ""
+    """Why the run ended before its last round; empty: it did not."""
     restarts: int = 0
     """Restarts of the server so far."""
+    _unreported: RoundRecord | None = None
+    """Record of the last round, until callbacks had it."""
     _restarts_recorded: int = 0
     _last_recorded: int = -1
     """Last round in the record; a restarted run computes some again, with the same bits, and records none twice."""
@@ -100,8 +107,9 @@ class RoundLoop:
         """Run what is left of the rounds; return the server's state of the selected round."""
         self._runs_all_rounds = True
         try:
-            for _ in self.steps():
-                pass
+            for round_ in self.steps():
+                if self._is_ended_by_callbacks(round_):
+                    break
             return self.best or self._with_recovery(self.executor.snapshot, "the end")
         finally:
             self.checkpoints.wait()  # however it ends: whoever comes next finds nobody writing
@@ -111,6 +119,21 @@ class RoundLoop:
         for round_ in range(self.state.round, self.experiment.federation.rounds + 1):
             self._with_recovery(partial(self._run_up_to, round_), f"round {round_}")
             yield round_
+
+    def _is_ended_by_callbacks(self, round_: int) -> bool:
+        """Report a round to the callbacks; return whether one of them ends the run here, with what it then has."""
+        callbacks, record, self._unreported = self.callbacks, self._unreported, None
+        if callbacks is None:
+            return False
+        if record is not None:
+            callbacks.report(record)
+        every = self.experiment.evaluation.every, self.experiment.cluster.checkpoint_every
+        last = round_ == self.experiment.federation.rounds
+        if not callbacks.stop or last or not all(self._due(round_, one) for one in every):
+            return False
+        self.stopped = f"after round {round_} by callback {callbacks.stop}"
+        self.progress.log(f"stopped {self.stopped}")
+        return True
 
     def test_selected(self, server_state: Tensors) -> dict[str, Scores]:
         """Return the test scores of the selected model, after the last round."""
@@ -246,7 +269,8 @@ class RoundLoop:
         record = record_of(round_, scores, self.class_names)
         metrics = round_metrics(outcome, seconds, scoring)
         metrics["failures/server_restarts"] = self.restarts - self._restarts_recorded
-        self.tracker.round(replace(record, metrics=metrics | record.metrics))
+        self._unreported = replace(record, metrics=metrics | record.metrics)
+        self.tracker.round(self._unreported)
         self._last_recorded, self._restarts_recorded = round_, self.restarts
 
     def _save(self, round_: int, server_state: Tensors, memories: dict[str, Tensors]) -> None:

@@ -18,6 +18,7 @@ from anchorfl.models.options import ModelOptions
 from anchorfl.models.weight_files import WeightsError, tensors
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.config.experiment import plugins_of
 from anchorfl.pipeline.config.networks import find_network
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.places import check_own_code, seal_of
@@ -30,8 +31,10 @@ from anchorfl.tasks.metrics.scores import Metrics
 
 FORMAT = 2
 WEIGHTS, METADATA = "weights.safetensors", "model.json"
-CODE_OF_MODELS = ("model.network",)
+CODE_OF_MODELS = "model.network", "task.name"
 """Options of ``model.json`` that may name a module."""
+TEXT = "text"
+"""Input column of token models, for samples in memory."""
 LARGEST = 2**31
 """Numbers of a sample's positions in the network, at most."""
 NO_MODEL = "trains no global model"
@@ -50,6 +53,8 @@ class SavedModel:
     """Kind and shape of a sample, and its scaling."""
     metrics: Metrics = "threshold"
     """Figures by which the run was scored."""
+    task_plugin: str = ""
+    """``task.name`` of a plug-in's task, by which it is found; empty: ``task`` is."""
 
     @property
     def objective(self) -> Objective:
@@ -64,6 +69,7 @@ def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict
     content = {
         "format": FORMAT,
         "task": manifest.task,
+        "task_plugin": experiment.task.name if "task" in plugins_of(experiment) else "",
         "class_names": manifest.class_names,
         "kind": manifest.kind,
         "input": asdict(manifest.spec),
@@ -98,11 +104,14 @@ class ModelMetadata(TypedDict):
     concept_width: NotRequired[int]
     metrics: NotRequired[Metrics]
     seal: NotRequired[str]
+    task_plugin: NotRequired[str]
 
 
-def load_model(folder: Path, network: str = "") -> SavedModel:
-    """Read a saved model. network: its ``model.network``, where that is a module of which this user has not trained
-    it on this machine. Raise InputError where it is missing, damaged, of another format, or names other code.
+def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
+    """Read a saved model. Raise InputError where it is missing, damaged, of another format, or names other code.
+
+    network, task: its ``model.network`` and ``task.name``, where these are modules and this user has not trained it on
+    this machine.
     """
     hint = "is the run finished? 'anchorfl resume' ends one that was interrupted"
     try:
@@ -115,7 +124,9 @@ def load_model(folder: Path, network: str = "") -> SavedModel:
     if messages.checksum(weights) != metadata["checksum"]:
         raise InputError(f"{folder / WEIGHTS} does not have the checksum that {METADATA} states; copy the model again")
     named = str(metadata["model"].get("network", "auto"))
-    code, typed = {"model": {"network": named}}, {"model.network": network}
+    task_plugin = metadata.get("task_plugin", "")
+    code = {"model": {"network": named}, "task": {"name": task_plugin}}
+    typed = {"model.network": network, "task.name": task}
     check_own_code(code, metadata.get("seal", ""), folder / METADATA, typed)
     make_encoder = find_network(named)
     try:
@@ -123,7 +134,7 @@ def load_model(folder: Path, network: str = "") -> SavedModel:
     except (ValueError, RuntimeError) as error:
         raise InputError(f"{folder / METADATA} does not fit {WEIGHTS} ({error}); copy the model again") from error
     names, metrics = tuple(metadata["class_names"]), metadata.get("metrics", "threshold")
-    return SavedModel(model.eval(), metadata["task"], names, metadata["kind"], spec, metrics)
+    return SavedModel(model.eval(), metadata["task"], names, metadata["kind"], spec, metrics, task_plugin)
 
 
 def check_checksum(folder: Path, stated: str, record: Path) -> None:

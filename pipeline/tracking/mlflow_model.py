@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from anchorfl.pipeline.storage.run_record import RoundRecord
-from anchorfl.pipeline.storage.saved_model import SavedModel, load_model
+from anchorfl.pipeline.storage.saved_model import TEXT, SavedModel, load_model
 from anchorfl.pipeline.tracking.mlflow_entities import DIGEST_LENGTH, RUN_TAG, key
 
 CHECKSUM_TAG, MODEL_TAG, ALIAS_TAG, ALIAS = "anchorfl.checksum", "anchorfl.model", "anchorfl.alias", "champion"
@@ -116,8 +116,6 @@ def _register(client: Any, name: str, run_id: str, model: Any) -> None:
 LOADER = "anchorfl.pipeline.mlmodel"
 """Module that loads a logged model, by name only: it reads every kind of input, so it knows the data sets, which
 whoever tracks a run must not."""
-TEXT = "text"
-"""Input column of token models."""
 PACKAGES = ("anchorfl", "mlflow", "numpy", "pandas", "pyarrow", "safetensors", "scikit-learn", "torch")
 """Packages that it takes to load and use a model, besides what these require themselves."""
 

@@ -2,43 +2,57 @@
 
     import anchorfl
 
-    experiment = anchorfl.read_preset("digits/fedalign", {"federation.rounds": 5})
-    result = anchorfl.run(experiment, "runs/mine")
-    print(result.scores["test"])
+    run = anchorfl.run("digits/fedalign", {"federation.rounds": 5}, folder="runs/mine")
+    print(run.scores["test"])
+    run.to_pandas()        # a row per round
+    run.per_class()        # F1 of every class, those that few clients identify first
 
-The command line (``anchorfl --help``) does the same; ``docs/architecture.md`` shows where everything lives.
+    run = anchorfl.run(data=frame, options={"task.label_columns": "kind"})   # a table of your own
+    run.predict(frame.head())
+
+Nothing is printed unless ``quiet=False`` says so. The command line (``anchorfl --help``) does the same;
+``docs/python.md`` shows every name with an example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from anchorfl.pipeline.terminal import say as _say
 
 if TYPE_CHECKING:
     from anchorfl.models.options import EncoderSpec as EncoderSpec
     from anchorfl.pipeline.algorithm.contract import ClientTrainer as ClientTrainer
     from anchorfl.pipeline.algorithm.contract import Method as Method
     from anchorfl.pipeline.config.experiment import Experiment as Experiment
-    from anchorfl.pipeline.run.lifecycle import Result as Result
-    from anchorfl.pipeline.storage.saved_model import SavedModel as SavedModel
+    from anchorfl.pipeline.results.compare import Comparison as Comparison
+    from anchorfl.pipeline.results.in_memory import Model as Model
+    from anchorfl.pipeline.results.run_view import Run as Run
+    from anchorfl.pipeline.run.callbacks import Callback as Callback
+    from anchorfl.pipeline.run.callbacks import CallbackError as CallbackError
+    from anchorfl.pipeline.run.callbacks import RoundReport as RoundReport
+    from anchorfl.pipeline.terminal import Log
     from anchorfl.tasks.contract import Task as Task
     from anchorfl.tasks.errors import InputError as InputError
     from anchorfl.tuning.search.results import Sweep as Sweep
 
 __all__ = [
+    "Callback",
+    "CallbackError",
     "ClientTrainer",
+    "Comparison",
     "EncoderSpec",
     "Experiment",
     "InputError",
     "Method",
-    "Result",
-    "SavedModel",
+    "Model",
+    "RoundReport",
+    "Run",
     "Sweep",
     "Task",
     "__version__",
+    "compare",
     "load_model",
     "read_preset",
     "resume",
@@ -47,15 +61,19 @@ __all__ = [
 ]
 
 _HOME = {
+    "Callback": "anchorfl.pipeline.run.callbacks",
+    "CallbackError": "anchorfl.pipeline.run.callbacks",
+    "ClientTrainer": "anchorfl.pipeline.algorithm.contract",
+    "Comparison": "anchorfl.pipeline.results.compare",
+    "EncoderSpec": "anchorfl.models.options",
     "Experiment": "anchorfl.pipeline.config.experiment",
     "InputError": "anchorfl.tasks.errors",
-    "ClientTrainer": "anchorfl.pipeline.algorithm.contract",
-    "EncoderSpec": "anchorfl.models.options",
     "Method": "anchorfl.pipeline.algorithm.contract",
-    "Result": "anchorfl.pipeline.run.lifecycle",
+    "Model": "anchorfl.pipeline.results.in_memory",
+    "RoundReport": "anchorfl.pipeline.run.callbacks",
+    "Run": "anchorfl.pipeline.results.run_view",
     "Sweep": "anchorfl.tuning.search.results",
     "Task": "anchorfl.tasks.contract",
-    "SavedModel": "anchorfl.pipeline.storage.saved_model",
 }
 """Module of every public name that is not defined here."""
 
@@ -72,62 +90,111 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'anchorfl' has no attribute {name!r}")
 
 
-def read_preset(name: str = "", options: Mapping[str, Any] | None = None) -> Experiment:
+def read_preset(
+    name: str = "", options: Mapping[str, Any] | None = None, *, data: Any = None, quiet: bool = True
+) -> Experiment:
     """Return the experiment of a preset, or of a TOML file, with options replaced by their dotted names.
 
-    name: not needed where the options name a table, ``task.file``. Errors: InputError where there is no such preset or
-    option, or a value is refused.
+    name: not needed where there is a table. data: a table of your own: a pandas DataFrame, an Arrow table, or the path
+    of a CSV or Parquet file; ``task.label_columns`` names its labels. Errors: InputError where there is no such preset
+    or option, or a value is refused.
     """
     from anchorfl.pipeline.run.assemble import from_values
 
-    return from_values(name, options or {}).experiment
+    values = dict(options or {})
+    if data is not None:
+        from anchorfl.tasks.tabular.in_memory import table_file
+
+        cache = str(values.get("task.cache", ""))
+        values["task.file"] = str(data if isinstance(data, (str, PathLike)) else table_file(data, cache))
+    return from_values(name, values, _log(quiet)).experiment
 
 
-def run(experiment: Experiment, folder: str | Path = "", *, log: Callable[[str], None] = _say) -> Result:
-    """Train, and return checksum and scores; in ``folder``, or in a new one below ``runs/``.
+def run(
+    preset: str | Experiment = "",
+    options: Mapping[str, Any] | None = None,
+    *,
+    data: Any = None,
+    folder: str | Path = "",
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = True,
+) -> Run:
+    """Train, and return the finished run; in ``folder``, or in a new one below ``runs/``.
 
-    Errors: InputError on bad options or data. A run that was interrupted goes on where it stood.
+    preset, options, data: as ``read_preset``; or an experiment alone. callbacks: each is called with a ``RoundReport``
+    after every round, and ends the run by returning True. quiet: print nothing. Errors: InputError on bad options or
+    data; CallbackError where a callback fails. A run that was interrupted goes on where it stood.
     """
+    from anchorfl.pipeline.results.run_view import Run
     from anchorfl.pipeline.run import lifecycle
     from anchorfl.pipeline.storage.run_folder import new_folder
 
-    return lifecycle.run(experiment, Path(folder) if folder else new_folder(experiment), log)
+    if isinstance(preset, str):
+        experiment = read_preset(preset, options, data=data, quiet=quiet)
+    elif options is None and data is None:
+        experiment = preset
+    else:
+        raise TypeError("give an experiment alone: options and data belong to read_preset, which makes one")
+    place = Path(folder) if folder else new_folder(experiment)
+    return Run(lifecycle.run(experiment, place, _log(quiet), callbacks=callbacks, quiet=quiet).folder)
 
 
-def resume(folder: str | Path, *, log: Callable[[str], None] = _say, places: Mapping[str, str] | None = None) -> Result:
+def resume(
+    folder: str | Path,
+    *,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = True,
+    places: Mapping[str, str] | None = None,
+) -> Run:
     """Go on with an interrupted run; a finished one returns its result again.
 
-    places: such as ``{"tracking.uri": ...}``, for a folder that this user's commands did not write. Errors: InputError
-    where it names places that are not among them.
+    callbacks, quiet: as ``run``. places: such as ``{"tracking.uri": ...}``, for a folder that this user's commands did
+    not write. Errors: InputError where it names places that are not among them.
     """
+    from anchorfl.pipeline.results.run_view import Run
     from anchorfl.pipeline.run import lifecycle
 
-    return lifecycle.resume(Path(folder), log, places)
+    return Run(lifecycle.resume(Path(folder), _log(quiet), places, callbacks=callbacks, quiet=quiet).folder)
 
 
-def load_model(folder: str | Path, network: str = "") -> SavedModel:
-    """Read the model of a run, ``result.folder / "model"``.
+def compare(runs: Iterable[Run | str | Path], folder: str | Path = "") -> Comparison:
+    """Compare runs in a table, which ``print`` shows; runs that differ only in their seed are one line.
 
-    network: ``package.module:Name`` of a model by others whose network is a plug-in's. Errors: InputError where it is
-    missing or damaged, or names a module that is not that one.
+    folder: where comparison.md, comparison.csv and curves.png are written; empty: nowhere. Errors: InputError where
+    one is no run, or has no round yet.
     """
-    from anchorfl.pipeline.storage import saved_model
+    from anchorfl.pipeline.results import compare
 
-    return saved_model.load_model(Path(folder), network)
+    folders = [Path(run) if isinstance(run, (str, Path)) else run.folder for run in runs]
+    return compare.compare(folders, Path(folder) if folder else None)
+
+
+def load_model(folder: str | Path, network: str = "", task: str = "") -> Model:
+    """Read the model of a run folder, or of the folder of a model; ``model.predict(frame)`` gives probabilities.
+
+    network, task: ``package.module:Name`` of a model by others whose network or task is a plug-in's. Errors: InputError
+    where it is missing or damaged, or names a module that is not that one.
+    """
+    from anchorfl.pipeline.results.in_memory import open_model
+
+    return open_model(Path(folder), network, task)
 
 
 def sweep(
-    experiment: Experiment,
+    preset: str | Experiment = "",
+    options: Mapping[str, Any] | None = None,
     space: Sequence[str] = (),
-    folder: str | Path = "",
     *,
-    log: Callable[[str], None] = _say,
-    **options: Any,
+    data: Any = None,
+    folder: str | Path = "",
+    quiet: bool = True,
+    **search: Any,
 ) -> Sweep:
     """Search hyper-parameters on the validation split, and return the trials and what was chosen.
 
-    space: ``"q1=tail:90:99.9"`` and the like, as for ``anchorfl sweep``; empty: the method's own space. options: of
-    ``anchorfl.tuning.search.options.SweepOptions``, such as ``trials=20``. Errors: InputError on bad ones.
+    preset, options, data: as ``run``. space: ``"q1=tail:90:99.9"`` and the like, as for ``anchorfl sweep``; empty: the
+    method's own space. search: options of ``anchorfl.tuning.search.options.SweepOptions``, such as ``trials=20``.
+    Errors: InputError on bad ones.
     """
     from anchorfl.pipeline.config.experiment import data_and_method
     from anchorfl.pipeline.config.schema import to_toml
@@ -136,6 +203,13 @@ def sweep(
     from anchorfl.tuning.sweep.plan import SweepPlan, new_sweep_folder
     from anchorfl.tuning.sweep.sweep import run_sweep
 
+    experiment = read_preset(preset, options, data=data, quiet=quiet) if isinstance(preset, str) else preset
     name = data_and_method(experiment)
-    plan = SweepPlan(name, experiment, space_of(experiment, space), SweepOptions(**options), to_toml(experiment))
-    return run_sweep(plan, new_sweep_folder(name, str(folder)), log)
+    plan = SweepPlan(name, experiment, space_of(experiment, space), SweepOptions(**search), to_toml(experiment))
+    return run_sweep(plan, new_sweep_folder(name, str(folder)), _log(quiet))
+
+
+def _log(quiet: bool) -> Log:
+    from anchorfl.pipeline.terminal import say
+
+    return (lambda line: None) if quiet else say

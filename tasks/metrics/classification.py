@@ -19,10 +19,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anchorfl.tasks.arrays.arrow import Bools
+from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.decisions import mean, score
 from anchorfl.tasks.metrics.scores import ACCURACY, AUC, F1_MACRO, PRECISION, RECALL, SUM, Floats, Scores
+
+
+def count_confusion(true_N: Ints, predicted_N: Ints, classes: int) -> Ints:
+    """Count the rows of each true class (first axis) that were predicted as each class: [C, C]."""
+    return np.bincount(true_N * classes + predicted_N, minlength=classes * classes).reshape(classes, classes)
 
 
 def classification(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -119,14 +121,42 @@ def test_the_drawing_of_the_house_is_current():
     assert house.DRAWING.read_text(encoding="utf-8") == house.svg(), "python -m benchmarks.house draws it again"
 
 
-def test_the_lines_of_python_in_the_readme_run(tmp_path, monkeypatch):
-    """In one process and for one short round, but else as they stand."""
-    code = re.search(r"<!-- example: python -->\n```python\n(.*?)```", text_of("README.md"), re.DOTALL)[1]
+def small_runs(monkeypatch, **more):
+    """Have runs of Python take one process and one short round in this test, but else what they are given."""
     small = {"federation.rounds": 1, "federation.epochs": 1, "cluster.executor": "serial", "tracking.uri": "none"}
     read = anchorfl.read_preset
-    monkeypatch.setattr(anchorfl, "read_preset", lambda name, options: read(name, options | small))
+    monkeypatch.setattr(
+        anchorfl, "read_preset", lambda name, given, **how: read(name, (given or {}) | small | more, **how)
+    )
+
+
+def test_the_lines_of_python_in_the_readme_run(tmp_path, monkeypatch):
+    code = re.search(r"<!-- example: python -->\n```python\n(.*?)```", text_of("README.md"), re.DOTALL)[1]
+    small_runs(monkeypatch)
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(code, names)
-    assert names["result"].folder == Path("runs/mine")
-    assert names["model"].class_names[0] == "zero"
+    assert names["run"].folder == Path("runs/mine")
+    assert next(iter(names["probabilities"])) == "zero"
+
+
+def test_the_page_about_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    """But for its sweep, which is Ray's: tests/ray/test_sweep.py. A line that is an expression gives something."""
+    small_runs(monkeypatch, **{"federation.rounds": 2})
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    monkeypatch.setitem(sys.modules, "page", types.ModuleType("page"))
+    for block in re.findall(r"```python\n(.*?)```", text_of("docs/python.md"), re.DOTALL):
+        if "anchorfl.sweep(" in block:
+            compile(block, "page", "exec")
+            continue
+        for node in ast.parse(block).body:
+            if isinstance(node, ast.Expr):
+                eval(compile(ast.Expression(node.value), "page", "eval"), names)
+            else:
+                exec(compile(ast.Module([node], []), "page", "exec"), names)
+    out = capsys.readouterr().out
+    assert "round 1/2" not in out  # quiet
+    assert "Run('runs/early'): digits-fedavg, seed 0, 2 of 2 rounds" in out
+    assert re.search(r"digits +fedalign", out)
+    assert "ash" in out

@@ -83,11 +83,10 @@ def test_the_public_api_is_what_it_says(hostile):
 import anchorfl
 assert not {"torch", "ray", "mlflow", "pandas"} & set(sys.modules), "slow"
 assert all(getattr(anchorfl, name) is not None for name in anchorfl.__all__)
-experiment = anchorfl.read_preset("digits/fedavg", {"federation.rounds": 1, "federation.epochs": 1,
-                                                     "cluster.executor": "serial", "tracking.uri": "none"})
-result = anchorfl.run(experiment, "mine", log=lambda line: None)
-assert anchorfl.resume("mine", log=lambda line: None).checksum == result.checksum
-assert anchorfl.load_model(result.folder / "model").class_names
+run = anchorfl.run("digits/fedavg", {"federation.rounds": 1, "federation.epochs": 1, "cluster.executor": "serial",
+                                     "tracking.uri": "none"}, folder="mine")
+assert anchorfl.resume("mine").checksum == run.checksum
+assert anchorfl.load_model(run.folder).class_names == anchorfl.load_model("mine/model").class_names
 print("version", anchorfl.__version__)
 """
     assert "version 0.1.0" in loaded(code, hostile)

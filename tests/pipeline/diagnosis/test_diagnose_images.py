@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from anchorfl.pipeline.diagnosis.analysis import open_analysis
-from anchorfl.pipeline.diagnosis.confusion import count_confusion
 from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.metrics.classification import count_confusion
 from tests.runs import quiet
 
 GENERATOR = {

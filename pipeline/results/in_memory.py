@@ -1,0 +1,111 @@
+"""Predictions for samples in memory: a pandas DataFrame, an array or lists, as notebooks and MLflow have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from anchorfl.pipeline.results.predict import encoded, model_of
+from anchorfl.pipeline.storage.saved_model import TEXT, SavedModel, load_model
+from anchorfl.pipeline.training.evaluation import logits_of
+from anchorfl.pipeline.training.run_spec import one_thread
+from anchorfl.tasks.contract import Columns
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.tabular.samples import places
+
+
+class Model(SavedModel):
+    """A trained model, ready for samples in memory."""
+
+    def predict(self, samples: Any) -> Any:
+        """Return a pandas DataFrame of probabilities, one row per sample and one column per class name.
+
+        samples: of token models a DataFrame with a column ``text``, or a list of texts; of models of a table a
+        DataFrame with its columns, whatever else is in it; of others, and of tables of numbers, a DataFrame, an array
+        or a list of lists [N, values of one sample], in the order of the columns. Errors: InputError names the sample.
+        """
+        import pandas as pd  # type: ignore[import-untyped]  # carries no types
+
+        payload = _texts(samples) if self.spec.kind == "tokens" else _values(samples, self)
+        threads = torch.get_num_threads()
+        one_thread()  # the same bits as ``anchorfl predict``
+        try:
+            scores_NC = self.objective.scores(logits_of(self.model, encoded(self, payload)))
+        finally:
+            torch.set_num_threads(threads)
+        index = samples.index if hasattr(samples, "index") and hasattr(samples, "columns") else None
+        return pd.DataFrame(scores_NC.double().numpy(), columns=list(self.class_names), index=index)
+
+
+def open_model(folder: Path, network: str = "", task: str = "") -> Model:
+    """Return the model of a run folder, or of the folder of a model. network, task: as ``load_model``.
+
+    Errors: InputError where it is missing or damaged, or names code of others.
+    """
+    saved = load_model(model_of(folder), network, task)
+    return Model(**{name: getattr(saved, name) for name in SavedModel.__dataclass_fields__})
+
+
+def _texts(samples: Any) -> list[str]:
+    if hasattr(samples, "columns"):
+        if TEXT not in samples.columns:
+            raise InputError(f"the input has the columns {', '.join(map(str, samples.columns))}; name one {TEXT!r}")
+        samples = samples[TEXT]
+    texts = list(samples)
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"sample {number}: {text!r} is no text; give a text that is not empty")
+    return texts
+
+
+def _values(samples: Any, saved: SavedModel) -> list[list[float]]:
+    if saved.spec.columns is not None and saved.spec.columns.categories:
+        return _of_columns(samples, saved.spec.columns)
+    if saved.spec.columns is not None and set(saved.spec.columns.inputs) <= set(getattr(samples, "columns", ())):
+        samples = samples[list(saved.spec.columns.inputs)]  # by name, and whatever else is in the table
+    width = int(np.prod(saved.spec.shape))
+    values_NV = _numbers(samples, "the input", "; give numbers only, without labels")
+    if values_NV.ndim != 2 or values_NV.shape[1] != width:
+        raise InputError(f"the input has the shape {values_NV.shape}; this model takes {width} values per sample")
+    _check_finite(values_NV)
+    rows: list[list[float]] = values_NV.tolist()
+    return rows
+
+
+def _of_columns(samples: Any, columns: Columns) -> list[list[float]]:
+    """Return the numbers of a DataFrame, and the places of its words (tasks/tabular/samples.py)."""
+    given = getattr(samples, "columns", ())
+    lacking = [name for name in columns.inputs if name not in given]
+    if lacking:
+        raise InputError(f"the input lacks column {lacking[0]!r}; give a DataFrame with the model's {columns.inputs}")
+    values_ND = np.empty((len(samples), len(columns.inputs)))
+    for at, name in enumerate(columns.inputs):
+        if name not in columns.categories:
+            values_ND[:, at] = _numbers(samples[name], f"column {name!r}", "; give numbers")
+            continue
+        try:
+            texts = pa.array(samples[name], pa.string(), from_pandas=True)
+        except (pa.ArrowException, TypeError) as error:
+            raise InputError(f"column {name!r} holds what is no text ({error}); give texts") from error
+        values_ND[:, at] = places(texts, columns.categories[name])
+    _check_finite(values_ND[:, [name not in columns.categories for name in columns.inputs]])
+    rows: list[list[float]] = values_ND.tolist()
+    return rows
+
+
+def _numbers(values: Any, what: str, hint: str) -> npt.NDArray[np.float64]:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} holds what is no number ({error}){hint}") from error
+
+
+def _check_finite(values_NV: npt.NDArray[np.float64]) -> None:
+    bad_N = np.flatnonzero(~np.isfinite(values_NV).all(1))
+    if len(bad_N):
+        raise InputError(f"sample {bad_N[0] + 1} holds a value that is not finite; fill it or leave the sample out")

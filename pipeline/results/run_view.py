@@ -1,0 +1,179 @@
+"""A run folder as Python and notebooks look at it: scores, curves, classes, confusion, partition, model."""
+
+from __future__ import annotations
+
+import html
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anchorfl.pipeline.config.experiment import Experiment, data_and_method
+from anchorfl.pipeline.results.in_memory import Model, open_model
+from anchorfl.pipeline.storage.run_folder import read_experiment, read_result
+from anchorfl.pipeline.storage.run_record import RoundRecord, with_final_scores
+from anchorfl.pipeline.training.evaluation import logits_of
+from anchorfl.pipeline.training.run_spec import one_thread
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.metrics.classification import count_confusion
+from anchorfl.tasks.metrics.scores import FAMILIES
+from anchorfl.tasks.registry import task_of
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]  # carries no types
+
+
+class Run:
+    """A run: its folder, and what is in it. A run that was interrupted has its rounds so far, and no result."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Errors: InputError where the folder holds no run."""
+        self.folder = Path(folder)
+        self.experiment: Experiment = read_experiment(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        """True where it has a result."""
+        return bool(read_result(self.folder))
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the selected model's weights. Errors: InputError where the run is not finished."""
+        return str(self._result("checksum"))
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Split -> metric -> value of the selected round. Errors: InputError where the run is not finished."""
+        scores: dict[str, dict[str, float]] = self._result("scores")
+        return scores
+
+    @property
+    def model(self) -> Model:
+        """The trained model. Errors: InputError where there is none."""
+        return self._model
+
+    @cached_property
+    def _model(self) -> Model:
+        experiment = self.experiment  # which this user trusts, or it would not have been read
+        return open_model(self.folder, experiment.model.network, experiment.task.name)
+
+    def predict(self, samples: Any) -> pd.DataFrame:
+        """Return probabilities by class name for samples in memory, as ``Model.predict``."""
+        return self.model.predict(samples)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return all metrics: a row per round, from 0 (initial weights), a column per metric."""
+        import pandas as pd
+
+        records = self._records()
+        return pd.DataFrame([r.metrics for r in records], index=pd.Index([r.round for r in records], name="round"))
+
+    def curve(self, metric: str = "") -> pd.Series:
+        """Return one metric over the rounds that have it.
+
+        metric: such as ``validation/accuracy`` or ``train/loss``; empty: what rounds are compared by, on the test
+        split where every round was tested, else on validation. Errors: InputError where no round has it.
+        """
+        table = self.to_pandas()
+        primary = FAMILIES[self.experiment.evaluation.metrics].primary.name
+        if not metric:
+            tested = f"test/{primary}" in table and table[f"test/{primary}"].notna().sum() > 1
+            metric = f"{'test' if tested else 'validation'}/{primary}"
+        if metric not in table:
+            raise InputError(f"{self.folder}: no round has {metric!r}; there are: {', '.join(sorted(table))}")
+        return table[metric].dropna()
+
+    def per_class(self) -> pd.DataFrame:
+        """Return the last scores of every class, with the number of clients that identify it, fewest first.
+
+        Columns: ``clients``, then ``test/f1``, ``validation/f1`` and others that the run has. Errors: InputError
+        where it has none, as ranking scores have not.
+        """
+        import pandas as pd
+
+        columns: dict[str, dict[str, float]] = {}
+        for record in self._records():
+            columns |= record.per_class
+        if not columns:
+            raise InputError(f"{self.folder}: its rounds have no scores by class")
+        table = pd.DataFrame(dict(sorted(columns.items())))
+        cards, names = self._prepared.cards(), self._prepared.manifest.class_names
+        count_C = np.zeros(len(names), dtype=np.int64)
+        for identified in cards.identified:
+            count_C[list(identified)] += 1
+        table.insert(0, "clients", pd.Series(dict(zip(names, count_C.tolist(), strict=True))))
+        return table.rename_axis("class").sort_values("clients", kind="stable")
+
+    def partition(self) -> pd.DataFrame:
+        """Return who holds what: a row per client and class that it holds or identifies.
+
+        Columns: ``client``, ``class``, ``rows`` (hidden labels included) and ``identified``.
+        """
+        import pandas as pd
+
+        data, held = self._prepared, self._prepared.class_histogram()
+        triples = zip(held.client_H.tolist(), held.class_H.tolist(), held.rows_H.tolist(), strict=True)
+        rows = {(client, c): number for client, c, number in triples}
+        identified = {(client, c) for client, classes in enumerate(data.cards().identified) for c in classes}
+        names = data.manifest.class_names
+        lines = [(m, names[c], rows.get((m, c), 0), (m, c) in identified) for m, c in sorted(rows.keys() | identified)]
+        return pd.DataFrame(lines, columns=["client", "class", "rows", "identified"])
+
+    def confusion(self) -> pd.DataFrame:
+        """Return the number of test rows by true class (index) and decision (columns) of the selected model.
+
+        Errors: InputError for a multi-label task, or where there is no model.
+        """
+        import pandas as pd
+
+        data, model = self._prepared, self.model
+        if data.manifest.kind != "single":
+            raise InputError(f"{self.folder}: classes of a multi-label task do not exclude each other")
+        one_thread()
+        rows = data.split("test", model.objective)
+        known_N = (rows.y_NC * rows.known_NC).any(-1)
+        predicted_N = logits_of(model.model, rows).argmax(-1)[known_N].numpy()
+        count_CC = count_confusion(rows.y_NC[known_N].argmax(-1).numpy(), predicted_N, len(model.class_names))
+        names = list(model.class_names)
+        return pd.DataFrame(count_CC, index=pd.Index(names, name="true"), columns=pd.Index(names, name="predicted"))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}): {', '.join(self._summary().values())}"
+
+    def _repr_html_(self) -> str:
+        cells = {"folder": str(self.folder), **self._summary()}.items()
+        rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in cells)
+        return f"<table style='text-align: left'>{rows}</table>"
+
+    def _summary(self) -> dict[str, str]:
+        """Return the run in a few words, by what they are."""
+        experiment, result, records = self.experiment, read_result(self.folder), self._records()
+        out = {"what": f"{data_and_method(experiment)}, seed {experiment.seed}"}
+        done = records[-1].round if records else 0
+        out["rounds"] = f"{done} of {experiment.federation.rounds} rounds"
+        if "stopped" in result:
+            out["rounds"] += f", stopped {result['stopped']}"
+        elif not result:
+            out["rounds"] += ", not finished"
+        for split, values in result.get("scores", {}).items():
+            measures = [m for m in FAMILIES[experiment.evaluation.metrics].progress if m.name in values]
+            out[split] = f"{split} " + ", ".join(f"{m.short} {100 * values[m.name]:.2f}" for m in measures)
+        return out
+
+    def _result(self, name: str) -> Any:
+        result = read_result(self.folder)
+        if name not in result:
+            raise InputError(f"{self.folder}: not finished; go on with anchorfl.resume({str(self.folder)!r})")
+        return result[name]
+
+    def _records(self) -> list[RoundRecord]:
+        return with_final_scores(self.folder)
+
+    @cached_property
+    def _prepared(self) -> Prepared:
+        """The data, from the cache or prepared again."""
+        experiment = self.experiment
+        return prepare(task_of(experiment.task), experiment.task, experiment.seed, engine="local")

@@ -1,0 +1,99 @@
+"""A run folder in Python: numbers are those of the records, refusals are one line, and notebooks get a table."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import anchorfl
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.testing import small_experiment, stopped_before
+from tests.runs import quiet
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("view") / "run"
+    run(small_experiment("fedalign"), folder, quiet)
+    return anchorfl.Run(folder)
+
+
+def test_its_numbers_are_those_of_the_files(finished):
+    result = json.loads((finished.folder / "result.json").read_text())
+    assert (finished.checksum, finished.scores, finished.finished) == (result["checksum"], result["scores"], True)
+    table, records = finished.to_pandas(), read_records(finished.folder)[0]
+    assert table.index.tolist() == [0, 1, 2, 3]
+    assert all(table.loc[r.round, name] == value for r in records for name, value in r.metrics.items())
+    assert finished.curve().tolist() == [r.metrics["test/f1_macro"] for r in records]
+    assert finished.curve("train/loss").index.tolist() == [1, 2, 3]
+    classes = finished.per_class()
+    assert classes["test/f1"].to_dict() == records[-1].per_class["test/f1"]
+    assert classes["clients"].is_monotonic_increasing
+    partition = finished.partition()
+    cards = finished._prepared.cards()
+    assert classes["clients"].sum() == partition["identified"].sum() == sum(map(len, cards.identified))
+    assert partition.groupby("client")["rows"].sum().tolist() == list(cards.rows)
+
+
+def test_confusion_adds_up_to_the_accuracy(finished):
+    table = finished.confusion()
+    assert list(table.columns) == list(table.index) == list(finished.model.class_names)
+    assert np.isclose(np.trace(table) / table.to_numpy().sum(), finished.scores["test"]["accuracy"])
+
+
+def test_it_predicts(finished):
+    scores = finished.predict(["apple juice tree", "song violin chord"])
+    assert scores.sum(axis=1).tolist() == pytest.approx([1, 1])
+    alone = anchorfl.load_model(finished.folder).predict(["apple juice tree"])
+    assert alone.iloc[0].tolist() == pytest.approx(scores.iloc[0].tolist(), rel=1e-5)
+
+
+def test_it_shows_itself(finished):
+    assert repr(finished).startswith(
+        f"Run({str(finished.folder)!r}): toy-single-fedalign, seed 1, 3 of 3 rounds, valid"
+    )
+    assert "<td>toy-single-fedalign, seed 1</td>" in finished._repr_html_()
+
+
+def test_what_is_not_there_is_one_line(finished, tmp_path):
+    with pytest.raises(anchorfl.InputError, match="holds no run"):
+        anchorfl.Run(tmp_path)
+    with pytest.raises(anchorfl.InputError, match="no round has 'test/f2'; there are: "):
+        finished.curve("test/f2")
+    with stopped_before(2):
+        run(small_experiment(), tmp_path / "begun", quiet)
+    begun = anchorfl.Run(tmp_path / "begun")
+    assert not begun.finished
+    assert repr(begun).endswith("1 of 3 rounds, not finished")
+    for what in (lambda: begun.scores, lambda: begun.checksum):
+        with pytest.raises(anchorfl.InputError, match=r"not finished; go on with anchorfl\.resume"):
+            what()
+    with pytest.raises(anchorfl.InputError, match="holds no trained model"):
+        begun.confusion()
+
+
+def test_multi_label_and_ranking_runs(tmp_path, monkeypatch):
+    run(small_experiment("fedavg", "toy-multi"), tmp_path / "multi", quiet)
+    with pytest.raises(anchorfl.InputError, match="do not exclude each other"):
+        anchorfl.Run(tmp_path / "multi").confusion()
+    e = small_experiment("fedavg-positive", "toy-multi", evaluation={"metrics": "ranking"})
+    run(e, tmp_path / "ranked", quiet)
+    ranked = anchorfl.Run(tmp_path / "ranked")
+    assert ranked.curve().name.endswith("/p_at_1")
+    monkeypatch.setattr(anchorfl.Run, "_records", lambda self: [])
+    with pytest.raises(anchorfl.InputError, match="no scores by class"):
+        ranked.per_class()
+
+
+def test_runs_are_compared(finished):
+    text = str(anchorfl.compare([finished, str(finished.folder)]))
+    assert text.count("fedalign") == 1  # one run, named twice
+
+
+def test_an_experiment_is_taken_alone(tmp_path):
+    with pytest.raises(TypeError, match="give an experiment alone"):
+        anchorfl.run(small_experiment(), {"seed": 3}, folder=tmp_path)
+    assert anchorfl.run(small_experiment(), folder=tmp_path / "run").finished
