@@ -1,4 +1,4 @@
-"""Plug-ins: methods, tasks, networks and search spaces of other packages, found by entry point or by module and object.
+"""Plug-ins: methods, networks, tasks, trackers and search spaces of other packages, by entry point or module and name.
 
     --method.name fancy                 # a package of the environment offers it:
                                         #   [project.entry-points."anchorfl.methods"]
@@ -33,7 +33,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class PluginKind:
-    """What plug-ins can add: a method, a task, a network, a search space."""
+    """What plug-ins can add: a method, a task, a network, a tracker, a search space."""
 
     word: str
     """Its word in messages: ``method``."""
@@ -44,6 +44,7 @@ class PluginKind:
 METHOD = PluginKind("method", "anchorfl.methods")
 TASK = PluginKind("task", "anchorfl.tasks")
 NETWORK = PluginKind("network", "anchorfl.networks")
+TRACKER = PluginKind("tracker", "anchorfl.trackers")
 SEARCH_SPACE = PluginKind("search space", "anchorfl.search_spaces")
 
 

@@ -147,7 +147,7 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
             "co-occurrence table of the class names of a data set, from a corpus",
         )
     )
-    new.arguments(add("new", new.new, "a package of your own with a method, a network or a task, and its tests"))
+    new.arguments(add("new", new.new, "a package of your own with a method, network, task or tracker, and its tests"))
     sub = add("compare", commands.compare, "table and curves of several runs")
     sub.add_argument("runs", type=Path, nargs="+")
     sub.add_argument("--out", type=Path, default=None, help="folder for comparison.md, comparison.csv and curves.png")

@@ -1,4 +1,4 @@
-"""``anchorfl new``: a package of one's own with a method, a network or a task in it, whose tests pass at once."""
+"""``anchorfl new``: a package of one's own with a method, network, task or tracker in it, whose tests pass at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from string import Template
 from anchorfl.models.options import NETWORKS
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.terminal import say
+from anchorfl.pipeline.tracking.other_trackers import HOME
+from anchorfl.tasks import plugins
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.plugins import NAME, plugin_names
-from anchorfl.tasks.plugins import NETWORK as PLUGIN_NETWORK
 
 PYPROJECT = """[build-system]
 requires = ["setuptools>=77"]
@@ -239,7 +240,7 @@ from anchorfl.testing import check_network
 
 
 def test_contract(tmp_path):
-    check_network("$module.network:$class_", "digits", tmp_path)
+    check_network("$module.network:$class_", "toy-multi", tmp_path)
 '''
 NETWORK_PRESET = """# $class_ on scikit-learn's digits: 10 clients, each identifies 3 of the 10 classes.
 extends = "digits/fedalign"
@@ -248,6 +249,59 @@ extends = "digits/fedalign"
 network = "$name"
 width = 64
 dropout = 0.2
+"""
+TRACKER = '''"""$class_: a line per round in a text file of the run folder. Put your own service in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status
+
+
+class $class_:
+    """Gets a run's numbers beside its folder and MLflow. What it raises costs the run nothing."""
+
+    def __init__(self, folder: Path, resume_at: int) -> None:
+        """Open the record. resume_at: the round that comes next; 0: the run is new."""
+        self.file = folder / "$name.txt"
+        lines = self.file.read_text().splitlines(keepends=True) if resume_at and self.file.exists() else []
+        self.lines = [line for line in lines if int(line.split()[1]) < resume_at]
+
+    def begin(self, info: RunInfo) -> None:
+        """Take the run's name, options and tags."""
+
+    def round(self, record: RoundRecord) -> None:
+        """Take a round: ``record.metrics`` by name, ``record.per_class`` by score and class."""
+        score = record.metrics.get("validation/f1_macro", float("nan"))
+        self.lines.append(f"round {record.round} {score:.4f}\\n")
+        self.file.write_text("".join(self.lines))
+
+    def artifact(self, path: Path) -> None:
+        """Take a file or folder, which stays where it is."""
+
+    def end(self, status: Status) -> None:
+        """Close the record: FINISHED, FAILED or KILLED."""
+'''
+TEST_TRACKER = '''"""It has every round once, also of a run that was stopped and went on."""
+
+from anchorfl import resume, run
+from anchorfl.testing import small_experiment, stopped_before
+
+
+def test_it_has_every_round_once(tmp_path):
+    experiment = small_experiment(tracking={"trackers": "$module.tracker:$class_"})
+    with stopped_before(2):
+        run(experiment, folder=tmp_path / "run")
+    resume(tmp_path / "run")
+    lines = (tmp_path / "run" / "$name.txt").read_text().splitlines()
+    assert [line.split()[:2] for line in lines] == [["round", str(number)] for number in range(4)]
+'''
+TRACKER_PRESET = """# FedAvg on scikit-learn's digits, with $class_ as a further tracker.
+extends = "digits/fedavg"
+
+[tracking]
+trackers = "$name"
 """
 FILES: Mapping[str, Mapping[str, str]] = {
     "method": {
@@ -266,6 +320,11 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "tests/test_task.py": TEST_TASK,
         "$name.toml": TASK_PRESET,
     },
+    "tracker": {
+        "src/$module/tracker.py": TRACKER,
+        "tests/test_tracker.py": TEST_TRACKER,
+        "$name.toml": TRACKER_PRESET,
+    },
 }
 """What is made -> path -> text."""
 ENTRY_POINTS = {
@@ -275,21 +334,25 @@ ENTRY_POINTS = {
     ),
     "network": '[project.entry-points."anchorfl.networks"]\n$name = "$module.network:$class_"\n',
     "task": '[project.entry-points."anchorfl.tasks"]\n$name = "$module.task:task"\n',
+    "tracker": '[project.entry-points."anchorfl.trackers"]\n$name = "$module.tracker:$class_"\n',
 }
 TITLES = {
     "method": "$class_, a method for AnchorFL.",
     "network": "$class_, a network for AnchorFL.",
     "task": "$class_, a data set for AnchorFL.",
+    "tracker": "$class_, a tracker for AnchorFL.",
 }
 MORE = {
     "method": "anchorfl sweep $name.toml --trials 10",
     "network": "anchorfl run digits/fedavg --model.network $name",
     "task": "anchorfl data $name\nanchorfl run digits/fedavg --task.name $name --task.classes_per_client 2",
+    "tracker": "anchorfl run digits/fedalign --tracking.trackers $name,tensorboard",
 }
 WHAT = {
     "method": "The method is `src/$module/method.py`; AnchorFL's docs/adding-a-method.md says what each part is for.",
     "network": "The network is `src/$module/network.py`; AnchorFL's docs/plug-ins.md says what it gets and gives.",
     "task": "The data set is `src/$module/task.py`; AnchorFL's docs/adding-a-data-set.md says what each part is for.",
+    "tracker": "The tracker is `src/$module/tracker.py`; AnchorFL's docs/plug-ins.md says when it is called with what.",
 }
 
 
@@ -310,7 +373,7 @@ def new(options: argparse.Namespace) -> int:
 
 
 def write_package(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the package of a new method, network or task into a folder that is not there yet; return its files.
+    """Write the package of a method, network, task or tracker into a folder that is not there yet; return its files.
 
     Raises InputError where the name cannot be one, or is taken.
     """
@@ -349,7 +412,9 @@ def _check_free(kind: str, name: str, module: str) -> None:
 
         names = method_names()
     elif kind == "network":
-        names = [*NETWORKS, *plugin_names(PLUGIN_NETWORK)]
+        names = [*NETWORKS, *plugin_names(plugins.NETWORK)]
+    elif kind == "tracker":
+        names = [*HOME, *plugin_names(plugins.TRACKER)]
     else:
         from anchorfl.tasks.registry import task_names
 

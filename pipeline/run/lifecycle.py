@@ -49,6 +49,7 @@ from anchorfl.pipeline.terminal import Log, say
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
+from anchorfl.pipeline.tracking.other_trackers import find_trackers, open_others
 from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
@@ -73,6 +74,7 @@ def run(
     no line per round.
     """
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
+    find_trackers(experiment.tracking.trackers)
     with ExitStack() as stack:
         stack.enter_context(lock_run(folder))
         if experiment.cluster.backup:
@@ -303,10 +305,11 @@ def _scores_of(folder: Path, round_: int, names: dict[str, dict[str, float]]) ->
 
 
 def open_tracker(options: TrackingOptions, folder: Path, resume_at: int, log: Log) -> Trackers:
-    """Return the trackers of a run: its folder and, unless ``uri`` is ``none``, MLflow. Raise InputError for a store
-    that MLflow refuses. resume_at: the round that is computed next; 0 for a new run.
+    """Return the trackers of a run: its folder; unless ``uri`` is ``none``, MLflow; and others that the options name.
+    Raise InputError for a store that MLflow refuses. resume_at: the round that is computed next; 0 for a new run.
     """
     trackers: list[Tracker] = [JsonLines(folder, resume_at)]
     if store := store_uri(options.uri, folder):
         trackers.append(MlflowWriter(folder, store, log))
+    trackers += open_others(options.trackers, folder, resume_at, log)
     return Trackers(trackers, options)

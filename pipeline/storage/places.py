@@ -36,13 +36,16 @@ PLACES: Mapping[str, str] = {
     "class_embeddings.table": "",
     "class_embeddings.encoder": "",
     "cluster.py_modules": "",
+    "tracking.trackers": "",
     "method.name": "",
     "model.network": "",
     "task.name": "",
 }
 """Options that name where a run reads, writes or sends -> the environment variable that names the same; "" for none."""
 CODE = "method.name", "model.network", "task.name"
-"""Those that are places where they name a module, whose code is run, and a name alone otherwise."""
+"""Those whose code is run when a record is read."""
+NAMES = *CODE, "tracking.trackers"
+"""Those that are places where they name a module, and a name alone otherwise."""
 NO_PLACE = {"", "none", "auto"}
 """Values that name nothing, or what this machine has anyway."""
 
@@ -57,7 +60,7 @@ def places_of(tree: Mapping[str, Any]) -> dict[str, str]:
         section, _, key = option.partition(".")
         table = tree.get(section)
         place = table.get(key, "") if isinstance(table, dict) else ""
-        if isinstance(place, str) and place not in NO_PLACE and (option not in CODE or names_code(place)):
+        if isinstance(place, str) and place not in NO_PLACE and (option not in NAMES or names_code(place)):
             out[option] = place
     return out
 

@@ -49,6 +49,8 @@ from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
 
+ANY = {"partition": "iid"}
+"""Options of a partition that does for any number of classes."""
 MACHINE = "time/", "system/"
 """How the names of metrics begin that depend on the machine."""
 
@@ -145,7 +147,7 @@ def check_task(name: str, folder: Path, **options: Any) -> None:
     name: as ``task.name`` takes it. folder: an empty one for runs. options: of ``TaskOptions``, such as ``root="..."``.
     Errors: AssertionError; InputError where the raw files are missing or wrong.
     """
-    experiment = small_experiment("fedavg", name, task=options, federation={"rounds": 2})
+    experiment = small_experiment("fedavg", name, task=ANY | options, federation={"rounds": 2})
     task, seed = find_task(name), experiment.seed
     caches = [replace(experiment.task, cache=str(folder / cache)) for cache in ("one", "two")]
     data = [prepare(task, options, seed, engine="local") for options in caches]
@@ -166,7 +168,7 @@ def check_network(name: str, data: str, folder: Path, *, ray: bool = True, **mod
     """
     whole = {"skip_zero_rows": False, "microbatch_tokens": 0, "batch_size": 64}  # BatchNorm needs a mini-batch at once
     options = {"network": name, "width": 16, "dropout": 0.2} | model
-    experiment = small_experiment("fedavg", data, model=options, optimizer=whole)
+    experiment = small_experiment("fedavg", data, model=options, optimizer=whole, task=ANY)
     check_experiment(experiment, folder, ray=ray)
     saved = load_model(folder / "whole" / "model", name).model
     weights = messages.checksum(saved.state_dict())

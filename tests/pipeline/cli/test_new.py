@@ -26,7 +26,7 @@ def python(folder, *words):
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.apart
-@pytest.mark.parametrize("kind", ["method", "task"])
+@pytest.mark.parametrize("kind", ["method", "network", "task", "tracker"])
 def test_its_tests_pass_and_it_trains(tmp_path, monkeypatch, capsys, kind):
     monkeypatch.chdir(tmp_path)
     assert main(["new", kind, "fed-fancy"]) == 0
@@ -34,8 +34,13 @@ def test_its_tests_pass_and_it_trains(tmp_path, monkeypatch, capsys, kind):
     folder = tmp_path / "fed-fancy"
     done = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout + done.stderr
-    named = {"method": "fed_fancy.method:FedFancy", "task": "fed_fancy.task:task"}[kind]
-    done = python(folder, "-m", "anchorfl", "run", "digits/fedavg", f"--{kind}.name", named, *SMALL,
+    option, named = {
+        "method": ("method.name", "fed_fancy.method:FedFancy"),
+        "network": ("model.network", "fed_fancy.network:FedFancy"),
+        "task": ("task.name", "fed_fancy.task:task"),
+        "tracker": ("tracking.trackers", "fed_fancy.tracker:FedFancy"),
+    }[kind]
+    done = python(folder, "-m", "anchorfl", "run", "digits/fedavg", f"--{option}", named, *SMALL,
                   "--task.classes_per_client", "2")  # fmt: skip
     assert done.returncode == 0, done.stderr
 
@@ -44,14 +49,17 @@ def test_what_pip_reads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for kind, offers in {
         "method": {"anchorfl.methods": "x_y.method:XY", "anchorfl.search_spaces": "x_y.search_space:SPACE"},
+        "network": {"anchorfl.networks": "x_y.network:XY"},
         "task": {"anchorfl.tasks": "x_y.task:task"},
+        "tracker": {"anchorfl.trackers": "x_y.tracker:XY"},
     }.items():
         assert main(["new", kind, "x-y", "--out", kind]) == 0
         project = tomllib.loads((tmp_path / kind / "pyproject.toml").read_text())["project"]
         assert project["entry-points"] == {group: {"x-y": target} for group, target in offers.items()}
         assert Requirement(project["dependencies"][0]).specifier.contains(version("anchorfl"))
-        preset = tomllib.loads((tmp_path / kind / "x-y.toml").read_text())
-        assert preset[kind]["name"] == "x-y"
+        assert 'x-y"' in (tmp_path / kind / "x-y.toml").read_text()
+        for file in (tmp_path / kind).rglob("*.py"):
+            compile(file.read_text(), file, "exec")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +67,8 @@ def test_what_pip_reads(tmp_path, monkeypatch):
     [
         (["method", "fedavg"], "there is a method 'fedavg' already"),
         (["task", "digits"], "there is a task 'digits' already"),
+        (["network", "resnet8"], "there is a network 'resnet8' already"),
+        (["tracker", "tensorboard"], "there is a tracker 'tensorboard' already"),
         (["method", "json"], "Python has a module 'json' already"),
         (["method", "1st"], "'1st' cannot name a package"),
         (["method", "class"], "'class' cannot name a package"),

@@ -1,0 +1,39 @@
+"""TensorBoard's tracker: every metric of every round as a scalar, in ``tensorboard/`` of the run folder."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status
+
+
+class TensorBoard:
+    """Writes event files. Rounds that a resumed run computes again take the place of those that it had."""
+
+    def __init__(self, folder: Path, resume_at: int) -> None:
+        """resume_at: the round that is computed next; 0: the run is new."""
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_at or None)
+
+    def begin(self, info: RunInfo) -> None:
+        """Write the options as a table."""
+        lines = [f"| {name} | {value} |" for name, value in info.params.items()]
+        table = "\n".join(["| option | value |", "|---|---|", *lines])
+        self.writer.add_text("options", table, 0)
+
+    def round(self, record: RoundRecord) -> None:
+        """Write a round's metrics, and its scores by class as ``test/f1/<class>``."""
+        scores = {f"{name}/{c}": value for name, values in record.per_class.items() for c, value in values.items()}
+        for name, value in (record.metrics | scores).items():
+            if math.isfinite(value):
+                self.writer.add_scalar(name, value, record.round, walltime=record.time)
+        self.writer.flush()
+
+    def artifact(self, path: Path) -> None:
+        """Leave files where they are: TensorBoard has no place for them."""
+
+    def end(self, status: Status) -> None:
+        """Close the files."""
+        self.writer.close()
