@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import Distribution, EntryPoint, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -215,12 +215,9 @@ def _source(of: Any) -> str:
         ) from error
 
 
-def distribution_of(of: Any) -> str:
-    """Return package and version of a class or function, ``fancy-fl 0.2``; empty where it is of no installed one."""
+def packages_of(of: Any) -> list[str]:
+    """Return the packages that a class or function is of, ``fancy-fl==0.2``; none where it is of no installed one."""
     from importlib.metadata import packages_distributions
 
     names = packages_distributions().get(of.__module__.partition(".")[0], [])
-    try:
-        return " and ".join(f"{name} {version(name)}" for name in dict.fromkeys(names))
-    except PackageNotFoundError:
-        return ""
+    return [f"{name}=={version(name)}" for name in dict.fromkeys(names)]

@@ -134,6 +134,8 @@ def _check_options(found: Any, where: str, known: set[str]) -> None:
     known: what is no option in any method.
     """
     options = [field.name for field in fields(found) if field.init]
+    if "name" in options:
+        raise InputError(f"{where}.name is no option: write it without a type, name = {found.name!r}")
     try:
         hints = get_type_hints(found)
     except Exception as error:  # an annotation is any expression

@@ -16,7 +16,7 @@ from anchorfl.pipeline.training.evaluation import RankedSplits
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import P_AT
-from anchorfl.tasks.plugins import code_digest, distribution_of, dotted_name
+from anchorfl.tasks.plugins import code_digest, dotted_name, packages_of
 
 MOST_FREQUENT = "most_frequent"
 """Tag of a run: scores of the test split by name, as JSON, where every row gets the most frequent classes."""
@@ -70,8 +70,8 @@ def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:
 
 def _origin(of: Any) -> str:
     """Return where the code of a plug-in is from: its class or function, package and version, digest of its source."""
-    package = distribution_of(of)
-    return f"{dotted_name(of)}{f' of {package}' if package else ''}, sha256 {code_digest(of)}"
+    packages = " and ".join(packages_of(of))
+    return f"{dotted_name(of)}{f' of {packages}' if packages else ''}, sha256 {code_digest(of)}"
 
 
 def _most_frequent(run_spec: RunSpec) -> dict[str, str]:

@@ -28,6 +28,8 @@ from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.json_schema import converted, parsed, type_error
 from anchorfl.tasks.files.regular_files import read_text_bytes, regular
 from anchorfl.tasks.metrics.scores import Metrics
+from anchorfl.tasks.plugins import packages_of
+from anchorfl.tasks.registry import find_maker
 
 FORMAT = 2
 WEIGHTS, METADATA = "weights.safetensors", "model.json"
@@ -55,6 +57,8 @@ class SavedModel:
     """Figures by which the run was scored."""
     task_plugin: str = ""
     """``task.name`` of a plug-in's task, by which it is found; empty: ``task`` is."""
+    packages: tuple[str, ...] = ()
+    """Packages of plug-ins that it takes to use the model: ``fancy-fl==0.2``."""
 
     @property
     def objective(self) -> Objective:
@@ -134,7 +138,9 @@ def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
     except (ValueError, RuntimeError) as error:
         raise InputError(f"{folder / METADATA} does not fit {WEIGHTS} ({error}); copy the model again") from error
     names, metrics = tuple(metadata["class_names"]), metadata.get("metrics", "threshold")
-    return SavedModel(model.eval(), metadata["task"], names, metadata["kind"], spec, metrics, task_plugin)
+    code_of = [of for of in (make_encoder, task_plugin and find_maker(task_plugin)) if of]
+    packages = tuple(dict.fromkeys(name for of in code_of for name in packages_of(of)))
+    return SavedModel(model.eval(), metadata["task"], names, metadata["kind"], spec, metrics, task_plugin, packages)
 
 
 def check_checksum(folder: Path, stated: str, record: Path) -> None:

@@ -140,7 +140,10 @@ def pack(folder: Path, target: Path, *, run_id: str | None = None, model_id: str
         mlflow_model=Model(run_id=run_id, model_id=model_id, model_uuid=model_id),
         signature=signature,
         input_example=example,
-        pip_requirements=requirements(),  # left out, MLflow would load the model in another process to find them
+        pip_requirements=[
+            *requirements(),
+            *saved.packages,
+        ],  # left out, MLflow would load the model in another process to find them
         metadata={"task": saved.task, "kind": saved.kind},
     )
 

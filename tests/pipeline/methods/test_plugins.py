@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+import anchorfl
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.experiment import digest, to_tree
 from anchorfl.pipeline.config.schema import from_tree
@@ -142,7 +143,7 @@ def test_a_module_of_the_current_folder_is_found_last(tmp_path, monkeypatch, cap
 def test_it_gives_the_bits_of_what_it_is(fancy, tmp_path):
     runs = [run(small_experiment(name), tmp_path / name, quiet) for name in ("fancy", "fedavg")]
     assert runs[0].checksum == runs[1].checksum
-    assert "fancy-fl 0.3" in read_metadata(tmp_path / "fancy")["tags"]["method_plugin"]
+    assert "fancy-fl==0.3" in read_metadata(tmp_path / "fancy")["tags"]["method_plugin"]
     assert "method_plugin" not in read_metadata(tmp_path / "fedavg")["tags"]
 
 
@@ -178,6 +179,7 @@ def test_its_source_is_part_of_the_digest(fancy, tmp_path):
         (METHOD.replace('name = "fancy"', ""), "has no name"),
         (METHOD.replace('"fancy"', '"a b"'), "has no name"),
         (METHOD.replace('"fancy"', '"moon"'), "calls itself 'moon', as a method of AnchorFL"),
+        (METHOD.replace('name = "fancy"', 'name: str = "fancy"'), "Fancy.name is no option: write it without a type"),
         (METHOD.replace("strength: float", "strength"), "Fancy.strength has no type, so it is no option: write"),
         (METHOD.replace("strength: float = 0.5", "layers: tuple[int, ...] = ()"), "Fancy.layers is of the type tuple"),
         (METHOD.replace("strength: float", "strength: Floot"), "one of its types cannot be read (NameError"),
@@ -289,9 +291,13 @@ def test_a_task_is_found_and_its_faults_are_one_line(fancy, tmp_path, capsys):
     result = run(small_experiment("fedavg", "fancy_task:task"), tmp_path / "run", quiet)
     again = run(small_experiment("fedavg", "toy-single"), tmp_path / "toy", quiet)
     assert result.checksum == again.checksum
+    texts = ["apple juice tree"]
+    model = anchorfl.load_model(tmp_path / "run")
+    assert model.packages == ("fancy-fl==0.3",)
+    assert model.predict(texts).equals(anchorfl.load_model(tmp_path / "toy").predict(texts))
     tags = read_metadata(tmp_path / "run")
     assert tags["experiment"] == "gestures"
-    assert tags["tags"]["task_plugin"].startswith("fancy_task:task of fancy-fl 0.3, sha256 ")
+    assert tags["tags"]["task_plugin"].startswith("fancy_task:task of fancy-fl==0.3, sha256 ")
     assert main(["data", "gestures"]) == 0
     assert "gestures            bundled" in capsys.readouterr().out
     assert main(["data"]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from anchorfl.pipeline.cli.commands import predict as predict_command
+from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.execution.executor import RoundOutcome, SerialExecutor
 from anchorfl.pipeline.results.compare import compare, load_run
@@ -184,7 +183,7 @@ def test_predict_gives_the_figures_of_the_run(ranking, tmp_path, capsys):
     truth = predict(tmp_path / "run" / "model", tmp_path / "texts.txt").truth
     assert truth.values == pytest.approx({n: v for n, v in result.scores["test"].items() if n[:3] != "psp"}, abs=1e-9)
     capsys.readouterr()
-    predict_command(argparse.Namespace(run=tmp_path / "run", file=tmp_path / "texts.txt", out=str(tmp_path / "o.csv")))
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "o.csv")]) == 0
     said = capsys.readouterr().err
     figures = ", ".join(f"P@{k} {100 * truth.values[f'p_at_{k}']:.2f}" for k in (1, 3))
     assert f"{len(test)} samples with labels, percent: {figures}, " in said
