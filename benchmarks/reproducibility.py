@@ -96,7 +96,7 @@ KEPT = {
     ),
     "es-25": Kept(
         ("es-25",),
-        "fedalign --data es-25 --rows fedavg,fedprox-1e-3,fedprox-1e-4,moon,scaffold,fedpu,fedalign"
+        "fedalign --data es-25 --rows fedavg,fedprox-1e-3,fedprox-1e-4,moon,scaffold,fedrs-0.5,fedrs-0.9,fedpu,fedalign"
         " --seeds 4321,4322,4323",
         "extrasensory",
         "16 of the 60 users",
