@@ -201,8 +201,15 @@ def code_digest(of: Any) -> str:
     files = [(path.relative_to(folder).as_posix(), path) for folder in folders for path in folder.rglob("*.py")]
     digest = hashlib.sha256()
     for name, path in sorted(files) or [(str(of.__module__), Path(str(module.__file__)))]:
-        digest.update(repr((name, hashlib.sha256(path.read_bytes()).hexdigest())).encode())
+        status = path.stat()
+        digest.update(repr((name, _file_digest(path, status.st_mtime_ns, status.st_size))).encode())
     return digest.hexdigest()
+
+
+@cache
+def _file_digest(path: Path, changed: int, size: int) -> str:
+    """Return the SHA-256 of a file. changed, size: of the file, so that one that was edited is read again."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _source(of: Any) -> str:

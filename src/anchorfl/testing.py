@@ -159,8 +159,9 @@ def check_task(name: str, folder: Path, **options: Any) -> None:
     assert len(scores) == 3, f"{name}: {len(scores)} rounds are recorded, not 3"
 
 
-def check_network(name: str, data: str, folder: Path, *, ray: bool = True, **model: Any) -> None:
-    """Check a network of a plug-in as ``check_experiment`` does, with FedAvg, and that its model is read again.
+def check_network(name: str, data: str, folder: Path, **model: Any) -> None:
+    """Check a network of a plug-in as ``check_experiment`` does, with FedAvg and without Ray, which does not know the
+    network, and that its model is read again.
 
     name: as ``model.network`` takes it. data: ``task.name`` of a task with inputs that it is for. folder: an empty one
     for runs. model: options of ``ModelOptions``, such as ``width=32``. Errors: AssertionError; InputError where it
@@ -169,7 +170,7 @@ def check_network(name: str, data: str, folder: Path, *, ray: bool = True, **mod
     whole = {"skip_zero_rows": False, "microbatch_tokens": 0, "batch_size": 64}  # BatchNorm needs a mini-batch at once
     options = {"network": name, "width": 16, "dropout": 0.2} | model
     experiment = small_experiment("fedavg", data, model=options, optimizer=whole, task=ANY)
-    check_experiment(experiment, folder, ray=ray)
+    check_experiment(experiment, folder, ray=False)
     saved = load_model(folder / "whole" / "model", name).model
     weights = messages.checksum(saved.state_dict())
     assert weights == read_result(folder / "whole")["checksum"], f"{name}: its saved model has other weights"

@@ -23,10 +23,13 @@ def python(folder, *words):
     return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.apart
-@pytest.mark.parametrize("kind", ["method", "network", "task", "tracker"])
+ON_RAY = pytest.mark.slow, pytest.mark.ray, pytest.mark.apart
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("method", marks=ON_RAY), pytest.param("network", marks=pytest.mark.slow), "task", "tracker"],
+)
 def test_its_tests_pass_and_it_trains(tmp_path, monkeypatch, capsys, kind):
     monkeypatch.chdir(tmp_path)
     assert main(["new", kind, "fed-fancy"]) == 0

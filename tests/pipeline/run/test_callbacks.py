@@ -42,10 +42,15 @@ def test_a_resumed_run_reports_what_it_computes(tmp_path):
     assert seen == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("executor", ["serial", "forked"])
-@pytest.mark.parametrize(("every", "end"), [({}, 1), ({"evaluation": {"every": 2}}, 2),
-                                            ({"cluster": {"checkpoint_every": 2}}, 2)])  # fmt: skip
-def test_true_ends_the_run_where_it_is_scored_and_saved(tmp_path, executor, every, end):
+@pytest.mark.parametrize(
+    ("executor", "every", "end"),
+    [
+        ("serial", {"evaluation": {"every": 2}}, 2),
+        ("serial", {"cluster": {"checkpoint_every": 2}}, 2),
+        ("forked", {}, 1),
+    ],
+)
+def test_true_ends_the_run_where_it_is_scored_and_saved(tmp_path, finished_run, executor, every, end):
     """Up to there it is the whole run; its result says why, and no table takes it for one."""
     cluster = {"executor": executor} | every.get("cluster", {})
     e = small_experiment("fedavg", evaluation=every.get("evaluation", {}), cluster=cluster, federation={"rounds": 5})
@@ -55,7 +60,7 @@ def test_true_ends_the_run_where_it_is_scored_and_saved(tmp_path, executor, ever
 
     got = run(e, tmp_path / "run", quiet, callbacks=[enough])
     short = small_experiment("fedavg", federation={"rounds": end})
-    assert got.checksum == run(short, tmp_path / "short", quiet).checksum
+    assert got.checksum == finished_run(short).checksum
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     why = f"after round {end} by callback {enough.__qualname__}"
     assert (result["rounds"], result["stopped"]) == (end, why)
@@ -69,13 +74,12 @@ def test_true_ends_the_run_where_it_is_scored_and_saved(tmp_path, executor, ever
 @pytest.mark.parametrize(
     ("method", "select"), [("fedavg", "last"), ("fedavg", "best_validation"), ("fedproto", "last")]
 )
-def test_a_run_that_ends_early_is_tested_once(tmp_path, method, select):
+def test_a_run_that_ends_early_is_tested_once(tmp_path, finished_run, method, select):
     """With ``evaluation.test = last``, on the server's weights and on clients' own models."""
     evaluation = {"test": "last", "model_selection": select}
     e = small_experiment(method, evaluation=evaluation, federation={"rounds": 5})
     got = run(e, tmp_path / "run", quiet, callbacks=[lambda report: report.round == 3])
-    whole = run(small_experiment(method, evaluation=evaluation), tmp_path / "whole", quiet)
-    assert got.scores == whole.scores
+    assert got.scores == finished_run(small_experiment(method, evaluation=evaluation)).scores
     assert set(got.scores) == {"validation", "test"}
 
 
@@ -84,7 +88,7 @@ def test_true_after_the_last_round_is_no_early_end(tmp_path):
     assert "stopped" not in json.loads((tmp_path / "result.json").read_text())
 
 
-def test_one_that_fails_is_named_and_the_run_goes_on_from_there(tmp_path):
+def test_one_that_fails_is_named_and_the_run_goes_on_from_there(tmp_path, finished_run):
     e = small_experiment()
 
     class Plot:
@@ -98,4 +102,4 @@ def test_one_that_fails_is_named_and_the_run_goes_on_from_there(tmp_path):
         run(e, tmp_path / "run", quiet, callbacks=[Plot()])
     assert read_metadata(tmp_path / "run")["status"] == "FAILED"
     assert [record.round for record in read_records(tmp_path / "run")[0]] == [0, 1, 2]
-    assert resume(tmp_path / "run", quiet).checksum == run(e, tmp_path / "whole", quiet).checksum
+    assert resume(tmp_path / "run", quiet).checksum == finished_run(e).checksum

@@ -79,10 +79,10 @@ def test_one_of_a_plugin_gets_every_round(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["FailsAtOnce", "FailsAtBegin", "FailsAtRound", "FailsAtArtifact", "FailsAtEnd"])
-def test_one_that_fails_is_named_once_and_costs_nothing(tmp_path, name):
+def test_one_that_fails_is_named_once_and_costs_nothing(tmp_path, finished_run, name):
     lines = []
     got = run(tracked(f"{HERE}:{name},{HERE}:Recorder"), tmp_path / "run", lines.append)
-    assert got.checksum == run(small_experiment("fedavg"), tmp_path / "plain", quiet).checksum
+    assert got.checksum == finished_run(small_experiment("fedavg")).checksum
     said = [line for line in lines if line.startswith("tracker ")]
     assert said == [f"tracker {HERE}:{name} failed and gets nothing more (OSError: no server); the run goes on"]
     assert HEARD[-1] == ("end", "FINISHED")

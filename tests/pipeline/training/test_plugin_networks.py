@@ -91,7 +91,7 @@ NUMBER = 3
 @pytest.mark.parametrize(("name", "data"), [("Words", "toy-single"), ("Pixels", "toy-multi")])
 def test_it_keeps_the_contract(tmp_path, name, data):
     """Two runs, a stopped one and forked workers give the same bits, with dropout by torch's global generator."""
-    check_network(f"{HERE}:{name}", data, tmp_path, ray=False)
+    check_network(f"{HERE}:{name}", data, tmp_path)
 
 
 def test_its_dropout_draws_from_the_clients_generator_alone():
