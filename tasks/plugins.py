@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import Distribution, EntryPoint, entry_points, version
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ TASK = PluginKind("task", "anchorfl.tasks")
 NETWORK = PluginKind("network", "anchorfl.networks")
 TRACKER = PluginKind("tracker", "anchorfl.trackers")
 SEARCH_SPACE = PluginKind("search space", "anchorfl.search_spaces")
+KINDS = METHOD, NETWORK, TASK, TRACKER, SEARCH_SPACE
 
 
 def names_code(name: str) -> bool:
@@ -56,6 +57,12 @@ def names_code(name: str) -> bool:
 def plugin_names(kind: PluginKind) -> list[str]:
     """Return the names that installed packages offer."""
     return sorted(_offers(kind.group))
+
+
+def plugins_offered(kind: PluginKind) -> list[str]:
+    """Return a line for everything of a kind that installed packages offer: name, code, package and version."""
+    offers = [entry for name in plugin_names(kind) for entry in _offers(kind.group)[name]]
+    return [f"{kind.word} {entry.name}: {entry.value} of {_label(entry.dist) or _package(entry)}" for entry in offers]
 
 
 def find_plugin(kind: PluginKind, name: str, where: str, taken: Collection[str] = ()) -> Any:
@@ -220,6 +227,14 @@ def _source(of: Any) -> str:
             f"{dotted_name(of)}: Python does not have its source, without which no run can say what it trained with:"
             " put it into a module of its own"
         ) from error
+
+
+def version_of(name: str) -> str:
+    """Return the version of an installed package."""
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a serial run without MLflow needs neither Ray nor MLflow
+        return "not installed"
 
 
 def packages_of(of: Any) -> list[str]:

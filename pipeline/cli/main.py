@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from anchorfl.models.errors import NamesError
-from anchorfl.pipeline.cli import commands, cooccurrence, new
+from anchorfl.pipeline.cli import commands, cooccurrence, new, runs
 from anchorfl.pipeline.cli.resumable import command_of
 from anchorfl.pipeline.cluster import signals
 from anchorfl.pipeline.terminal import erase_line, say_error
@@ -148,6 +148,9 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
         )
     )
     new.arguments(add("new", new.new, "a package of your own with a method, network, task or tracker, and its tests"))
+    runs.run_arguments(add("runs", runs.runs, "every run of a folder: finished, running, interrupted or failed"))
+    sub = add("env", runs.env, "versions, folders and plug-ins: what a report of a fault should say")
+    sub.add_argument("--json", action="store_true", help="as an object on standard output")
     sub = add("compare", commands.compare, "table and curves of several runs")
     sub.add_argument("runs", type=Path, nargs="+")
     sub.add_argument("--out", type=Path, default=None, help="folder for comparison.md, comparison.csv and curves.png")

@@ -34,11 +34,11 @@ from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.execution.memory_probe import ClientUse, ServerUse
 from anchorfl.pipeline.run.assemble import from_words, names_table
 from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.terminal import say
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.plugins import version_of
 
 USAGE = """usage: anchorfl probe PRESET [--section.option value ...] [--client N] [--cpu] [--out FILE]
        anchorfl probe --task.file FILE --task.label_columns COLUMNS ...     (a table of your own needs no preset)

@@ -6,7 +6,6 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from anchorfl.pipeline.training.evaluation import RankedSplits
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import P_AT
-from anchorfl.tasks.plugins import code_digest, dotted_name, packages_of
+from anchorfl.tasks.plugins import code_digest, dotted_name, packages_of, version_of
 
 MOST_FREQUENT = "most_frequent"
 """Tag of a run: scores of the test split by name, as JSON, where every row gets the most frequent classes."""
@@ -81,14 +80,6 @@ def _most_frequent(run_spec: RunSpec) -> dict[str, str]:
         return {}
     scores = RankedSplits(data, run_spec.objective()).of_most_frequent("test").values
     return {MOST_FREQUENT: json.dumps({m.name: round(scores[m.name], 6) for m in P_AT})}
-
-
-def version_of(name: str) -> str:
-    """Return the version of an installed package."""
-    try:
-        return version(name)
-    except PackageNotFoundError:  # a serial run without MLflow needs neither of the two
-        return "not installed"
 
 
 def _commit() -> str:

@@ -18,12 +18,12 @@ from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.cluster import ray_cluster, ray_watch
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.plugins import version_of
 from anchorfl.tuning.search.backup import RESUME, SweepBackup
 from anchorfl.tuning.search.ledger import Event, Ledger
 from anchorfl.tuning.search.results import Sweep

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anchorfl.pipeline.config.redaction import redact
-from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.run_folder import CONFIG
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata, read_records
@@ -17,6 +16,7 @@ from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_upload import read_notes
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.plugins import version_of
 from anchorfl.tuning.tables.statistics import Table
 
 EXPERIMENT = "tables"
