@@ -1,4 +1,4 @@
-"""``anchorfl runs``: every run below a folder, with its state; ``anchorfl env``: what is installed, where things lie."""
+"""``anchorfl runs``: every run below a folder, with its state; ``anchorfl env``: versions, and where things lie."""
 
 from __future__ import annotations
 
