@@ -22,6 +22,10 @@ class EvaluationOptions:
     """``last``: the last round's model (FedAlign's tables); ``best_validation``: the first with the best validation
     macro F1, or P@1 of ``ranking``; ``best_validation_f1``, ``best_validation_sum``: by the figure of that name, the
     sum of ``classification`` (FedBM's tables)."""
+    patience: int = 0
+    """End the run after so many scored rounds without a better validation score, by the figure of ``model_selection``,
+    else the first of ``metrics``; 0: compute all rounds. Which model is the result stays for ``model_selection`` to
+    say."""
     test: Literal["always", "last", "never"] = "always"
     """Rounds whose test split is scored: ``always``, with validation; ``last``, once, for the selected model (where
     clients are scored and a round is selected: with validation); ``never`` (trials of a sweep: what is not computed
@@ -33,8 +37,9 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"evaluation.every = {self.every}: must be at least 1")
-        if self.save_state_every < 0:
-            raise ValueError(f"evaluation.save_state_every = {self.save_state_every}: must be at least 0")
+        for name in ("save_state_every", "patience"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"evaluation.{name} = {getattr(self, name)}: must be at least 0")
         by = self.chosen_by
         if by is not None and by not in FAMILIES[self.metrics].measures:
             having = [name for name, family in FAMILIES.items() if by in family.measures]
@@ -51,3 +56,10 @@ class EvaluationOptions:
             return None
         named = {"best_validation_f1": F1_MACRO, "best_validation_sum": SUM}
         return named.get(self.model_selection, FAMILIES[self.metrics].primary)
+
+    @property
+    def by_validation(self) -> str:
+        """The option that needs a validation split, with its value; empty: none does."""
+        if self.chosen_by is not None:
+            return f"evaluation.model_selection = {self.model_selection!r}"
+        return f"evaluation.patience = {self.patience}" if self.patience else ""

@@ -83,11 +83,8 @@ class Experiment:
                 "model.norm = 'batch' normalizes over the batch, so rows may not be left out or cut apart:"
                 " set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
             )
-        if self.evaluation.chosen_by is not None and self.task.validation == 0:
-            raise ValueError(
-                f"evaluation.model_selection = {self.evaluation.model_selection!r} needs validation rows: set"
-                " task.validation above 0"
-            )
+        if self.evaluation.by_validation and self.task.validation == 0:
+            raise ValueError(f"{self.evaluation.by_validation} needs validation rows: set task.validation above 0")
         if self.tracking.register and self.method.evaluate_on == "clients":
             raise ValueError(f"tracking.register: {self.method.name} trains no global model to register: leave it out")
 

@@ -266,8 +266,8 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
     content = {
         "checksum": checksum, "scores": scores, "round": selected, "rounds": state.round, "seconds": state.seconds,
         "failed": state.failures, "retried": state.retries, "faults": state.faults,
-        # a run that ended early is not what its options say: no table takes it for that
-        "digest": f"{loop.stopped}: {digest(experiment)}" if loop.stopped else digest(experiment),
+        # a run that a callback ended is not what its options say: no table takes it for that
+        "digest": f"{loop.stopped}: {digest(experiment)}" if loop.stopped_by_callback else digest(experiment),
     }  # fmt: skip
     if loop.stopped:
         content["stopped"] = loop.stopped

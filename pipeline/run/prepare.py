@@ -41,11 +41,10 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     data = prepared or prepare_data(experiment, log)
     check_method(experiment.method, experiment.task, data.manifest.kind)
     _check_aggregation(experiment)
-    if experiment.evaluation.chosen_by is not None and not data.size("validation"):
+    if experiment.evaluation.by_validation and not data.size("validation"):
         raise InputError(
-            f"evaluation.model_selection = {experiment.evaluation.model_selection!r} needs validation rows, and"
-            f" task.validation = {experiment.task.validation:g} of these data is none: raise it, or set"
-            " evaluation.model_selection to 'last'"
+            f"{experiment.evaluation.by_validation} needs validation rows, and task.validation ="
+            f" {experiment.task.validation:g} of these data is none: raise it, or leave that option out"
         )
     if experiment.evaluation.metrics == "classification" and data.manifest.kind == "multi":
         raise InputError(

@@ -27,7 +27,7 @@ from anchorfl.pipeline.training.errors import LostError
 from anchorfl.pipeline.training.sampling import backup_clients, select
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted
-from anchorfl.tasks.metrics.scores import Scores
+from anchorfl.tasks.metrics.scores import FAMILIES, Scores
 
 T = TypeVar("T")
 STATE, SELECTED, MEMORY = "state", "selected", "memory-"
@@ -56,6 +56,10 @@ class LoopState:
     """Kind of fault -> attempts that ended so."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     """split -> metric -> value of the last scored round."""
+    peak_score: float = -1.0
+    """Best validation score so far, where ``evaluation.patience`` asks; -1: none."""
+    since_peak: int = 0
+    """Scored rounds since then."""
 
     def summary(self, restarts: int = 0) -> str:
         """Return a line about all that went wrong; empty where nothing did."""
@@ -89,6 +93,8 @@ class RoundLoop:
     """Called after every round."""
     stopped: str = ""
     """Why the run ended before its last round; empty: it did not."""
+    stopped_by_callback: bool = False
+    """True where that was no option's doing."""
     restarts: int = 0
     """Restarts of the server so far."""
     _unreported: RoundRecord | None = None
@@ -108,7 +114,7 @@ class RoundLoop:
         self._runs_all_rounds = True
         try:
             for round_ in self.steps():
-                if self._is_ended_by_callbacks(round_):
+                if self._ends_early(round_):
                     break
             return self.best or self._with_recovery(self.executor.snapshot, "the end")
         finally:
@@ -120,20 +126,28 @@ class RoundLoop:
             self._with_recovery(partial(self._run_up_to, round_), f"round {round_}")
             yield round_
 
-    def _is_ended_by_callbacks(self, round_: int) -> bool:
-        """Report a round to the callbacks; return whether one of them ends the run here, with what it then has."""
+    def _ends_early(self, round_: int) -> bool:
+        """Report a round to the callbacks; return whether the run ends here, before its last round."""
         callbacks, record, self._unreported = self.callbacks, self._unreported, None
-        if callbacks is None:
-            return False
-        if record is not None:
+        if callbacks is not None and record is not None:
             callbacks.report(record)
-        every = self.experiment.evaluation.every, self.experiment.cluster.checkpoint_every
-        last = round_ == self.experiment.federation.rounds
-        if not callbacks.stop or last or not all(self._due(round_, one) for one in every):
+        if round_ == self.experiment.federation.rounds:
             return False
-        self.stopped = f"after round {round_} by callback {callbacks.stop}"
+        every = self.experiment.evaluation.every, self.experiment.cluster.checkpoint_every
+        if self._is_out_of_patience(round_):
+            rounds = self.state.since_peak
+            self.stopped = f"after round {round_}: no better validation score in {rounds} scored rounds"
+        elif callbacks is not None and callbacks.stop and all(self._due(round_, one) for one in every):
+            self.stopped, self.stopped_by_callback = f"after round {round_} by callback {callbacks.stop}", True
+        else:
+            return False
         self.progress.log(f"stopped {self.stopped}")
         return True
+
+    def _is_out_of_patience(self, round_: int) -> bool:
+        """Return whether a round that was scored is the last by ``evaluation.patience``."""
+        patience = self.experiment.evaluation.patience
+        return 0 < patience <= self.state.since_peak and round_ == self.state.round
 
     def test_selected(self, server_state: Tensors) -> dict[str, Scores]:
         """Return the test scores of the selected model, after the last round."""
@@ -250,6 +264,10 @@ class RoundLoop:
         if not scores:
             return
         state.scores = {split: dict(v.values) for split, v in scores.items()}
+        if self.experiment.evaluation.patience:
+            by = self.experiment.evaluation.chosen_by or FAMILIES[self.experiment.evaluation.metrics].primary
+            better = (value := float(scores["validation"].values[by.name])) > state.peak_score
+            state.peak_score, state.since_peak = (value, 0) if better else (state.peak_score, state.since_peak + 1)
         measure = self.experiment.evaluation.chosen_by
         if measure is not None and (score := scores["validation"].values[measure.name]) > state.best_score:
             state.best_round, state.best_score, self.best = round_, score, server_state
@@ -290,7 +308,8 @@ class RoundLoop:
 
     def _due(self, round_: int, every: int) -> bool:
         """Return whether something that happens every so many rounds, and after the last, happens now."""
-        return round_ == self.experiment.federation.rounds or round_ % every == 0
+        last = round_ == self.experiment.federation.rounds or self._is_out_of_patience(round_)
+        return last or round_ % every == 0
 
     def _cohort(self, round_: int) -> list[int]:
         experiment = self.experiment

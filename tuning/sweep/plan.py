@@ -66,6 +66,8 @@ class SweepPlan:
     def __post_init__(self) -> None:
         if self.experiment.task.validation == 0:
             raise InputError("a sweep chooses on the validation split: set task.validation above 0")
+        if self.experiment.evaluation.patience:
+            raise InputError("a sweep ends trials by its scheduler: set evaluation.patience to 0")
         try:
             metric = resolve_metric(self.options, self.experiment.evaluation.metrics)
         except ValueError as error:
