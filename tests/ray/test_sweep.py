@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
+import anchorfl
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
@@ -139,3 +141,20 @@ def test_killed_and_resumed(preset, whole, tmp_path):
     later = [e for e in Ledger(ledger).events[before:] if f"{e.get('trial', 99):04d}" in ended]
     assert not later
     assert mlflow_runs("cut") == mlflow_runs(whole)
+
+
+@pytest.mark.apart
+def test_the_sweep_of_the_page_about_python(one_ray, tmp_path, monkeypatch):
+    """``anchorfl.sweep`` as docs/python.md has it, on fewer rounds."""
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "anchorfl.sweep(" in block)
+    read = anchorfl.read_preset
+    small = {"federation.rounds": 2, "federation.epochs": 1, "cluster.executor": "serial", "tracking.uri": "none"}
+    monkeypatch.setattr(anchorfl, "read_preset", lambda name, given, **how: read(name, given | small, **how))
+    monkeypatch.chdir(tmp_path)
+    names = {"anchorfl": anchorfl}
+    exec(code, names)
+    assert names["sweep"].best.point.keys() == {"optimizer.lr"}
+    assert len(names["sweep"].trials) == 3
+    assert len(names["sweep"].final_runs) == 1
+    assert Path("runs/sweep/report/report.html").exists()
