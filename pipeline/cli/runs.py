@@ -19,7 +19,6 @@ from anchorfl.pipeline.storage.run_folder import LOCK, RUNS, read_result
 from anchorfl.pipeline.storage.run_record import read_metadata, with_final_scores
 from anchorfl.pipeline.terminal import say, table, width
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.cache_folder import cache_root
 from anchorfl.tasks.metrics.scores import FAMILIES
 from anchorfl.tasks.plugins import KINDS, plugins_offered, version_of
 
@@ -116,6 +115,8 @@ def _state(run: Path, status: str, finished: bool) -> str:
 
 def env(options: argparse.Namespace) -> int:
     """Print versions, folders and plug-ins: what a report of a fault should say."""
+    from anchorfl.tasks.ingest.cache_folder import cache_root  # pyarrow, which the help does without
+
     facts: dict[str, Any] = {
         "anchorfl": version_of("anchorfl"),
         "python": platform.python_version(),
