@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast, get_args
 
 from anchorfl.tasks.contract import LabelKind, Task
-from anchorfl.tasks.errors import InputError, first_line
+from anchorfl.tasks.errors import InputError, first_line, nearest
 from anchorfl.tasks.images.coco import coco2014
 from anchorfl.tasks.images.digits import digits
 from anchorfl.tasks.images.femnist import femnist
@@ -18,7 +18,7 @@ from anchorfl.tasks.images.oct_c8 import oct_c8
 from anchorfl.tasks.images.pbc import pbc
 from anchorfl.tasks.images.voc import voc2007, voc2007_difficult_unknown, voc2012, voc2012_difficult_unknown
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.plugins import NAME, TASK, check_name_is_free, find_plugin, plugin_names
+from anchorfl.tasks.plugins import NAME, TASK, check_name_is_free, find_plugin, names_code, plugin_names
 from anchorfl.tasks.signals.extrasensory import extrasensory
 from anchorfl.tasks.signals.pamap2 import pamap2, pamap2_optional
 from anchorfl.tasks.sparse.extreme import (
@@ -96,6 +96,11 @@ def find_maker(name: str) -> Callable[[], Task]:
     if name in TASKS:
         check_name_is_free(TASK, name, f"{WHERE} = {name!r}", TASKS)
         return TASKS[name]
+    if not names_code(name) and name not in plugin_names(TASK):
+        raise InputError(
+            f"no task {name!r} in {WHERE}{nearest(name, task_names())}; 'anchorfl data' lists them; or"
+            " package.module:function for one of your own"
+        )
     found: Any = find_plugin(TASK, name, WHERE, TASKS)
     if not callable(found):
         raise InputError(f"{WHERE} = {name!r}: a {type(found).__name__}, and no function that returns a task")

@@ -35,6 +35,8 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def runs(options: argparse.Namespace) -> int:
     """List runs, the newest last."""
+    if options.folder != RUNS and not options.folder.is_dir():
+        raise InputError(f"--folder {options.folder}: no such folder; name one that holds runs")
     found = [
         entry
         for entry in _entries(options.folder)

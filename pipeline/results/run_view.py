@@ -20,6 +20,7 @@ from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.metrics.classification import count_confusion
 from anchorfl.tasks.metrics.scores import FAMILIES
+from anchorfl.tasks.plugins import names_code
 from anchorfl.tasks.registry import task_of
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ class Run:
 
     @cached_property
     def _model(self) -> Model:
-        experiment = self.experiment  # which this user trusts, or it would not have been read
-        return open_model(self.folder, experiment.model.network, experiment.task.name)
+        code = (self.experiment.model.network, self.experiment.task.name)  # whose user trusts it, or it was not read
+        network, task = (name if names_code(name) else "" for name in code)
+        return open_model(self.folder, network, task)
 
     def predict(self, samples: Any) -> pd.DataFrame:
         """Return probabilities by class name for samples in memory, as ``Model.predict``."""

@@ -131,6 +131,9 @@ def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
     task_plugin = metadata.get("task_plugin", "")
     code = {"model": {"network": named}, "task": {"name": task_plugin}}
     typed = {"model.network": network, "task.name": task}
+    for option, given, has in (("model.network", network, named), ("task.name", task, task_plugin or metadata["task"])):
+        if given not in ("", has):
+            raise InputError(f"{option} = {given!r}: {folder / METADATA} names {has!r}; leave it out, or name that")
     check_own_code(code, metadata.get("seal", ""), folder / METADATA, typed)
     make_encoder = find_network(named)
     try:

@@ -82,7 +82,7 @@ def test_window_stem_and_segment_matter(tmp_path):
     [
         (
             ["corpus.txt", "--task", "toy-singel", "--out", "t.csv"],
-            "'toy-singel' is no task (did you mean 'toy-single'?)",
+            "no task 'toy-singel' in [task] name (did you mean 'toy-single'?)",
         ),
         (["none.txt", "--task", "toy-single", "--out", "t.csv"], "none.txt: no file there; give a file, a folder"),
         (["corpus.txt", "--task", "toy-single", "--out", "no/t.csv"], "--out no/t.csv: no folder no; make it first"),

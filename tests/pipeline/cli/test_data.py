@@ -86,7 +86,7 @@ def test_a_preset_is_prepared_for_its_run(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["yeest"], "'yeest' is no task (did you mean 'yeast'?)"),
+        (["yeest"], "no task 'yeest' in [task] name (did you mean 'yeast'?)"),
         (["demo", "yeest"], "no made-up files for 'yeest' (did you mean 'yeast'?)"),
         (["demo", "yeast", "--rows", "0"], "--rows 0: must be at least 1"),
         (["demo", "yeast", "--out", "full"], "--out full is not empty: give a new folder"),

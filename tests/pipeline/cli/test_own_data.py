@@ -209,7 +209,7 @@ def test_check_offers_no_command_where_skipping_rows_mends_nothing(here, capsys)
 def test_models_that_predict_has_no_form_for(here, task, what):
     """One line, where encoding would meet numbers in place of files, or take numbers for pairs."""
     Path("t.csv").write_text("a,b\n1,2\n")
-    saved = SimpleNamespace(task=task, spec=SimpleNamespace(columns=None, kind="image", shape=(2,)))
+    saved = SimpleNamespace(task=task, task_plugin="", spec=SimpleNamespace(columns=None, kind="image", shape=(2,)))
     with pytest.raises(InputError, match=f"a model of {task} is trained on {what}, which predict has no form for"):
         predict._values(Path("t.csv"), saved)
 

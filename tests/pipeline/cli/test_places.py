@@ -66,7 +66,8 @@ def places_of_commands() -> Iterator[tuple[str, list[str]]]:
                     if action not in needed
                     else []
                 )
-                yield f"{' '.join(words)} {action.dest}", [*words, *given, *mine]
+                if [*words, action.dest] != ["runs", "words"]:  # which choose by name
+                    yield f"{' '.join(words)} {action.dest}", [*words, *given, *mine]
 
     yield from walk(cli._parser(anchorfl.tuning.cli._more), [])
 
