@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from functools import cache
 from pathlib import Path
@@ -10,19 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from anchorfl.models.options import ModelOptions
-from anchorfl.pipeline.algorithm.options import OptimizerOptions
-from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
-from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.config.federation import FederationOptions
-from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run import lifecycle
 from anchorfl.pipeline.run.lifecycle import Result, run
-from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.synthetic import SYNTHETIC
+from anchorfl.testing import small_experiment
 from tests.made_concepts import with_concepts
 from tests.runs import quiet
 
@@ -123,24 +115,8 @@ def experiment():
     """Return a maker of small experiments: 4 clients of a toy task, 3 per round, serial; keywords are options."""
 
     def make(method="fedavg", task="toy-single", *, seed=1, options=None, **sections) -> Experiment:
-        base = Experiment(
-            task=TaskOptions(name=task, clients=4, classes_per_client=2, min_count=1, max_tokens=32, validation=0.1),
-            method=METHODS[method](**(SMALL.get(method, {}) | (options or {}))),
-            model=ModelOptions(width=16, heads=2, feedforward=8, dropout=0.1),
-            class_embeddings=ClassEmbeddingOptions(width=16),
-            federation=FederationOptions(rounds=3, clients_per_round=3, epochs=2),
-            optimizer=OptimizerOptions(lr=0.01, batch_size=16, microbatch_tokens=128),
-            cluster=ClusterOptions(executor="serial"),
-            tracking=TrackingOptions(uri="none"),
-            seed=seed,
-        )
-        if base.method.head.kind == "cosine":  # such methods have one client per class
-            classes = len(find_task(task).class_names)
-            base = dataclasses.replace(
-                base, task=dataclasses.replace(base.task, partition="one_class", clients=classes)
-            )
-        changed = {name: dataclasses.replace(getattr(base, name), **values) for name, values in sections.items()}
-        made = dataclasses.replace(base, **changed)
+        given = METHODS[method](**(SMALL.get(method, {}) | (options or {})))
+        made = small_experiment(given, task, seed=seed, **sections)
         return with_concepts(made) if made.method.head.concepts and not made.class_embeddings.encoder else made
 
     return make
