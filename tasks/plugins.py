@@ -191,8 +191,9 @@ def offered_name(kind: PluginKind, name: str, of: Any) -> str:
     """Return the name under which a class or function is found again: the entry point ``name`` where that is it, else
     that of its module.
     """
-    if any(entry.value == dotted_name(of) for entry in _offers(kind.group).get(name, [])):
-        return name
+    for entry in _offers(kind.group).get(name, []):  # it may name what its package imports from a module of its own
+        if getattr(sys.modules.get(entry.module), entry.attr, None) is of:
+            return name
     return dotted_name(of)
 
 

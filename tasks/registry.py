@@ -102,7 +102,7 @@ def find_maker(name: str) -> Callable[[], Task]:
             " package.module:function for one of your own"
         )
     found: Any = find_plugin(TASK, name, WHERE, TASKS)
-    if not callable(found):
+    if not callable(found) or not hasattr(found, "__qualname__"):
         raise InputError(f"{WHERE} = {name!r}: a {type(found).__name__}, and no function that returns a task")
     return cast("Callable[[], Task]", found)
 

@@ -1,14 +1,9 @@
-"""Pieces of runs that tests of several folders share: options, silent callbacks, an interruption, what records hold."""
+"""Pieces of runs that tests of several folders share: options, silent callbacks, what records hold."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from contextlib import contextmanager
-
-import pytest
-
-from anchorfl.pipeline.run.round_loop import RoundLoop
 
 SMALL = (
     *("--cluster.executor", "serial", "--federation.rounds", "1", "--federation.epochs", "1", "--tracking.uri", "none"),
@@ -26,22 +21,6 @@ def nobody(busy: int, done: int, failed: int) -> None:
 
 def on_ray(e, **cluster):
     return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", **cluster))
-
-
-@contextmanager
-def interrupted_before(number: int):
-    """Expect the run in this block to be interrupted before round ``number``."""
-    plain = RoundLoop._run_round
-
-    def stopping(self, round_):
-        if round_ == number:
-            raise KeyboardInterrupt
-        plain(self, round_)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RoundLoop, "_run_round", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            yield
 
 
 def figures(metrics) -> dict[str, float]:

@@ -135,7 +135,7 @@ def _experiment(arguments: list[str]) -> Experiment:
     command = "anchorfl data prepare"
     if "cluster.executor" not in typed_options(overrides):
         overrides = ["--cluster.executor", "serial", *overrides]
-    if name in task_names() or names_code(name):
+    if name in task_names() or (names_code(name) and not name.endswith(".toml")):
         federation = FederationOptions(clients_per_round=1)  # nobody trains; any number of clients will do
         experiment = Experiment(task=TaskOptions(name=name), method=METHODS["fedavg"](), federation=federation)
         return resolve_options(override(experiment, overrides, f"{command} {name}"))

@@ -17,7 +17,7 @@ from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.pipeline.storage.run_folder import LOCK, RUNS, read_result
 from anchorfl.pipeline.storage.run_record import read_metadata, with_final_scores
-from anchorfl.pipeline.terminal import say, table, width
+from anchorfl.pipeline.terminal import say, say_error, table, width
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES
 from anchorfl.tasks.plugins import KINDS, plugins_offered, version_of
@@ -73,9 +73,12 @@ def _entries(folder: Path) -> Iterator[dict[str, Any]]:
         try:
             dated.append((read_metadata(path.parent)["created"], path.parent))
         except InputError as error:
-            say(f"{error}")
+            say_error(f"anchorfl: {error}")
     for created, run in sorted(dated):
-        yield _entry(run, created)
+        try:
+            yield _entry(run, created)
+        except InputError as error:
+            say_error(f"anchorfl: {error}")
 
 
 def _entry(run: Path, created: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def find_network(name: str) -> MakeEncoder | None:
         check_name_is_free(NETWORK, name, f"{WHERE} = {name!r}", NETWORKS)
         return None
     found: Any = find_plugin(NETWORK, name, WHERE, NETWORKS)
-    if not callable(found):
+    if not callable(found) or not hasattr(found, "__qualname__"):
         raise InputError(
             f"{WHERE} = {name!r}: a {type(found).__name__}, and no class or function that makes an encoder"
         )

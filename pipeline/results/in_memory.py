@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from anchorfl.pipeline.results.predict import encoded, model_of
 from anchorfl.pipeline.storage.saved_model import TEXT, SavedModel, load_model
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.pipeline.training.run_spec import one_thread
-from anchorfl.tasks.contract import Columns
+from anchorfl.tasks.contract import ClientData, Columns
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.tabular.samples import places
 
@@ -32,14 +33,18 @@ class Model(SavedModel):
         import pandas as pd  # type: ignore[import-untyped]  # carries no types
 
         payload = _texts(samples) if self.spec.kind == "tokens" else _values(samples, self)
-        threads = torch.get_num_threads()
-        one_thread()  # the same bits as ``anchorfl predict``
-        try:
-            scores_NC = self.objective.scores(logits_of(self.model, encoded(self, payload)))
-        finally:
-            torch.set_num_threads(threads)
+        scores_NC = self.objective.scores(self.logits(encoded(self, payload)))
         index = samples.index if hasattr(samples, "index") and hasattr(samples, "columns") else None
         return pd.DataFrame(scores_NC.double().numpy(), columns=list(self.class_names), index=index)
+
+    def logits(self, rows: ClientData) -> Tensor:
+        """Return the logits [N, C] of encoded rows, with the bits of ``anchorfl predict``."""
+        threads = torch.get_num_threads()
+        one_thread()
+        try:
+            return logits_of(self.model, rows)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def open_model(folder: Path, network: str = "", task: str = "") -> Model:

@@ -13,8 +13,6 @@ from anchorfl.pipeline.config.experiment import Experiment, data_and_method
 from anchorfl.pipeline.results.in_memory import Model, open_model
 from anchorfl.pipeline.storage.run_folder import read_experiment, read_result
 from anchorfl.pipeline.storage.run_record import RoundRecord, with_final_scores
-from anchorfl.pipeline.training.evaluation import logits_of
-from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -51,13 +49,9 @@ class Run:
         scores: dict[str, dict[str, float]] = self._result("scores")
         return scores
 
-    @property
-    def model(self) -> Model:
-        """The trained model. Errors: InputError where there is none."""
-        return self._model
-
     @cached_property
-    def _model(self) -> Model:
+    def model(self) -> Model:
+        """The trained model, read once. Errors: InputError where there is none."""
         code = (self.experiment.model.network, self.experiment.task.name)  # whose user trusts it, or it was not read
         network, task = (name if names_code(name) else "" for name in code)
         return open_model(self.folder, network, task)
@@ -92,7 +86,7 @@ class Run:
         """Return the last scores of every class, with the number of clients that identify it, fewest first.
 
         Columns: ``clients``, then ``test/f1``, ``validation/f1`` and others that the run has. Errors: InputError
-        where it has none, as ranking scores have not.
+        where it has none, as rankings of more than 1,000 classes have not.
         """
         import pandas as pd
 
@@ -134,10 +128,9 @@ class Run:
         data, model = self._prepared, self.model
         if data.manifest.kind != "single":
             raise InputError(f"{self.folder}: classes of a multi-label task do not exclude each other")
-        one_thread()
         rows = data.split("test", model.objective)
         known_N = (rows.y_NC * rows.known_NC).any(-1)
-        predicted_N = logits_of(model.model, rows).argmax(-1)[known_N].numpy()
+        predicted_N = model.logits(rows).argmax(-1)[known_N].numpy()
         count_CC = count_confusion(rows.y_NC[known_N].argmax(-1).numpy(), predicted_N, len(model.class_names))
         names = list(model.class_names)
         return pd.DataFrame(count_CC, index=pd.Index(names, name="true"), columns=pd.Index(names, name="predicted"))

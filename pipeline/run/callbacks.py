@@ -34,7 +34,7 @@ Callback = Callable[[RoundReport], object]
 
 
 class CallbackError(RuntimeError):
-    """A callback failed. The round that it was called with is recorded and saved."""
+    """A callback failed. The round that it was called with is recorded; the run goes on from its last checkpoint."""
 
 
 class Callbacks:
@@ -60,7 +60,8 @@ class Callbacks:
                     self.stop = self.stop or name
             except Exception as error:  # it is anybody's code
                 raise CallbackError(
-                    f"callback {name} failed after round {record.round}: {first_line(error)}; the round is saved"
+                    f"callback {name} failed after round {record.round}: {first_line(error)}; the round is recorded,"
+                    " and anchorfl.resume goes on from the last checkpoint"
                 ) from error
             finally:
                 torch.set_num_threads(threads)

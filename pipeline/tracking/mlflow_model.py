@@ -140,10 +140,8 @@ def pack(folder: Path, target: Path, *, run_id: str | None = None, model_id: str
         mlflow_model=Model(run_id=run_id, model_id=model_id, model_uuid=model_id),
         signature=signature,
         input_example=example,
-        pip_requirements=[
-            *requirements(),
-            *saved.packages,
-        ],  # left out, MLflow would load the model in another process to find them
+        # left out, MLflow would load the model in another process to find them
+        pip_requirements=[*requirements(), *saved.packages],
         metadata={"task": saved.task, "kind": saved.kind},
     )
 

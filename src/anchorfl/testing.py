@@ -126,7 +126,7 @@ def check_limit(method: Method[Any, Any], same_as: str | Method[Any, Any], folde
     """Check that a method whose options switch it off trains the very bits of the method that it extends.
 
     same_as: that method, by name or with options of its own. sections: as of ``small_experiment``. Errors:
-    AssertionError where the two differ, or no more than one of them is for some kind of task.
+    AssertionError where the two differ, or are for no common kind of task.
     """
     other = find_method(same_as)() if isinstance(same_as, str) else same_as
     kinds = [kind for kind in method.supports.kinds if kind in other.supports.kinds]

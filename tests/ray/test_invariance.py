@@ -17,9 +17,10 @@ import tests.faulty
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import Result, run
+from anchorfl.testing import stopped_before
 from benchmarks.chaos import rows_of
 from tests.faulty import Faulty
-from tests.runs import interrupted_before, quiet
+from tests.runs import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 for module in (tests.faulty, sys.modules[__name__]):
@@ -51,7 +52,7 @@ def whole(experiment, tmp_path):
 
 def interrupted(e: Experiment, folder) -> Result:
     """Stop a run before round 2 is computed, and go on with it."""
-    with interrupted_before(2):
+    with stopped_before(2):
         run(e, folder, quiet)
     return run(e, folder, quiet)
 

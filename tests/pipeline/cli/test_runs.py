@@ -64,7 +64,7 @@ def test_a_damaged_record_is_named_and_the_others_are_listed(folder, capsys, tmp
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "run.json").write_text('{"id": 3}')
     assert main(["runs", "--folder", str(tmp_path)]) == 0
-    assert "run.json is damaged" in capsys.readouterr().out
+    assert "run.json is damaged" in capsys.readouterr().err
 
 
 def test_the_environment(capsys, monkeypatch):

@@ -9,14 +9,15 @@ from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.diagnosis.diagnose import diagnose
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.tracking.mlflow_writer import send
+from anchorfl.testing import stopped_before
 from tests.pipeline.diagnosed import QUICK, table
-from tests.runs import interrupted_before, quiet
+from tests.runs import quiet
 
 
 def test_an_interrupted_run_that_kept_nothing(experiment, finished_run, tmp_path):
     """Its last completed round is there; diagnosed and resumed, it ends as one that was never looked at."""
     e = experiment("fedalign")
-    with interrupted_before(2):
+    with stopped_before(2):
         run(e, tmp_path / "parts", quiet)
     said = []
     diagnose(tmp_path / "parts", QUICK, said.append)

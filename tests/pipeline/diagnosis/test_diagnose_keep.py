@@ -11,7 +11,8 @@ from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.round_loop import final_checksum
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.tasks.errors import InputError
-from tests.runs import interrupted_before, quiet
+from anchorfl.testing import stopped_before
+from tests.runs import quiet
 
 
 def kept(folder):
@@ -49,7 +50,7 @@ def test_stopped_and_resumed_it_gives_the_same_files(experiment, tmp_path, monke
             raise KeyboardInterrupt
         plain(self, round_, changed, notes)
 
-    with interrupted_before(3), monkeypatch.context() as patched:
+    with stopped_before(3), monkeypatch.context() as patched:
         if after_keeping:
             patched.setattr(Checkpoints, "save", save)
         run(e, tmp_path / "parts", quiet)

@@ -23,8 +23,9 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import QuorumError
 from anchorfl.tasks.errors import InputError, PreparedDataError
+from anchorfl.testing import stopped_before
 from tests.faulty import KINDS, Faulty, with_a_damaged_client
-from tests.runs import interrupted_before, nobody, quiet
+from tests.runs import nobody, quiet
 
 ALL = [0, 1, 2, 3]
 
@@ -77,7 +78,7 @@ def test_any_number_of_workers_gives_one_result_also_after_an_interruption(exper
     e = experiment("fedalign")
     expected = run(e, tmp_path / "serial", quiet)
     e = forked(e, max_concurrent_clients=workers)
-    with interrupted_before(2):
+    with stopped_before(2):
         run(e, tmp_path / "forked", quiet)
     got = run(e, tmp_path / "forked", quiet)
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)

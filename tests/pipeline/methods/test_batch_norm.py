@@ -29,7 +29,8 @@ from anchorfl.pipeline.training.local_training import INFERENCE_VALUES, Training
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.contract import Card, ClientData, Objective
 from anchorfl.tasks.errors import InputError
-from tests.runs import interrupted_before, quiet
+from anchorfl.testing import stopped_before
+from tests.runs import quiet
 
 COUNTER = "encoder.norm1.num_batches_tracked"
 SAVINGS = (
@@ -167,7 +168,7 @@ def test_the_saved_model_has_the_runs_statistics_and_predicts(residual, finished
 
 
 def test_stopped_after_a_round_and_resumed(residual, finished_run, tmp_path):
-    with interrupted_before(2):
+    with stopped_before(2):
         run(residual(), tmp_path / "parts", quiet)
     assert resume(tmp_path / "parts", quiet).checksum == finished_run(residual()).checksum
 

@@ -23,8 +23,9 @@ from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Scores
+from anchorfl.testing import stopped_before
 from anchorfl.tuning.search.options import SweepOptions, resolve_metric
-from tests.runs import interrupted_before, quiet
+from tests.runs import quiet
 
 NAMES = [measure.name for measure in FAMILIES["classification"].measures]
 SPLITS = ("validation", "test")
@@ -147,7 +148,7 @@ def test_a_chosen_round_survives_an_interruption(classed, tmp_path, select):
     best = max(records, key=lambda r: (r.metrics[f"validation/{figure}"], -r.round))
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["round"] == best.round
     assert whole.scores["test"] == {n: best.metrics[f"test/{n}"] for n in NAMES}
-    with interrupted_before(3):
+    with stopped_before(3):
         run(e, tmp_path / "parts", quiet)
     again = resume(tmp_path / "parts", quiet)
     assert (again.checksum, again.scores) == (whole.checksum, whole.scores)

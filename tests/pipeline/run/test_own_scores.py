@@ -19,7 +19,8 @@ from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.evaluation import evaluate, mean_of_models
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.metrics.scores import Scores
-from tests.runs import figures, interrupted_before, nobody, quiet
+from anchorfl.testing import stopped_before
+from tests.runs import figures, nobody, quiet
 
 OWN = (
     ("fedproto", {}),
@@ -197,7 +198,7 @@ def test_stopped_and_resumed(experiment, tmp_path, method, options, select):
     """Memories come back from the checkpoint, those of clients that never took part as none."""
     e = experiment(method, options=options, evaluation={"model_selection": select, "test": "last"}, **FEW)
     whole = run(e, tmp_path / "whole", quiet)
-    with interrupted_before(3):
+    with stopped_before(3):
         run(e, tmp_path / "parts", quiet)
     parts = resume(tmp_path / "parts", quiet)
     assert (parts.checksum, parts.scores) == (whole.checksum, whole.scores)

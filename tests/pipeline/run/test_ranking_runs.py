@@ -30,7 +30,8 @@ from anchorfl.tasks.metrics.ranking import Ranking, propensities
 from anchorfl.tasks.metrics.scores import FAMILIES
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
-from tests.runs import interrupted_before, quiet
+from anchorfl.testing import stopped_before
+from tests.runs import quiet
 
 NAMES = [measure.name for measure in FAMILIES["ranking"].measures]
 SPLITS = ("validation", "test")
@@ -135,7 +136,7 @@ def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, method):
     content = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert content["round"] == best.round
     assert uninterrupted.scores["test"] == {n: best.metrics[f"test/{n}"] for n in NAMES}
-    with interrupted_before(3):
+    with stopped_before(3):
         run(e, tmp_path / "parts", quiet)
     parts = resume(tmp_path / "parts", quiet)
     assert (parts.checksum, parts.scores) == (uninterrupted.checksum, uninterrupted.scores)

@@ -14,7 +14,8 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.round_loop import MAX_RESTARTS, RoundLoop
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError
-from tests.runs import figures, interrupted_before, quiet
+from anchorfl.testing import stopped_before
+from tests.runs import figures, quiet
 
 
 def test_below_the_quorum_the_run_ends_with_3_and_goes_on_from_its_checkpoint(
@@ -105,7 +106,7 @@ def test_checkpoints_every_so_many_rounds_lose_nothing(experiment, finished_run,
     e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, checkpoint_every=every))
     for killed in range(1, 6):
         folder = tmp_path / f"killed{killed}"
-        with interrupted_before(killed):
+        with stopped_before(killed):
             run(e, folder, quiet)
         got = run(e, folder, quiet)
         assert (got.checksum, got.scores) == (expected.checksum, expected.scores)

@@ -20,7 +20,8 @@ from anchorfl.pipeline.storage.checkpoint import seal
 from anchorfl.pipeline.storage.run_folder import write_config
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
-from tests.runs import interrupted_before, quiet, recorded
+from anchorfl.testing import stopped_before
+from tests.runs import quiet, recorded
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,9 +34,9 @@ def test_stopped_and_resumed(experiment, tmp_path, method):
     e = experiment(method, evaluation={"model_selection": "best_validation"}, federation={"rounds": 4})
     whole = run(e, tmp_path / "whole", quiet)
     folder = tmp_path / "parts"
-    with interrupted_before(2):
+    with stopped_before(2):
         run(e, folder, quiet)
-    with interrupted_before(3):
+    with stopped_before(3):
         resume(folder, quiet)
     parts = resume(folder, quiet)
     assert (parts.checksum, parts.scores) == (whole.checksum, whole.scores)
@@ -88,7 +89,7 @@ def test_a_run_goes_back_by_a_checkpoint(experiment, tmp_path):
     """As the message says where no client can train from the last round's model."""
     e = experiment("fedalign", federation={"rounds": 4})
     whole = run(e, tmp_path / "whole", quiet)
-    with interrupted_before(4):
+    with stopped_before(4):
         run(e, tmp_path / "run", quiet)
     (tmp_path / "run" / "checkpoint" / "checkpoint.json").unlink()
     assert resume(tmp_path / "run", quiet).checksum == whole.checksum
@@ -98,7 +99,7 @@ def test_a_run_goes_back_by_a_checkpoint(experiment, tmp_path):
 def test_a_checkpoint_of_another_seed_is_refused(experiment, tmp_path):
     """Its tensors fit, and nothing else would say that they are of another run."""
     for seed in (1, 2):
-        with interrupted_before(3):
+        with stopped_before(3):
             run(experiment(seed=seed), tmp_path / f"{seed}", quiet)
     shutil.rmtree(tmp_path / "1" / "checkpoint")
     shutil.copytree(tmp_path / "2" / "checkpoint", tmp_path / "1" / "checkpoint")
@@ -110,7 +111,7 @@ def test_a_checkpoint_of_another_seed_is_refused(experiment, tmp_path):
     ("section", "option", "value"), [("federation", "rounds", 2), ("optimizer", "lr", 0.02), ("task", "beta", 0.1)]
 )
 def test_edited_options_are_refused(experiment, tmp_path, section, option, value):
-    with interrupted_before(3):
+    with stopped_before(3):
         run(experiment(), tmp_path / "run", quiet)
     path = tmp_path / "run" / "config.json"
     config = json.loads(path.read_text())
@@ -146,7 +147,7 @@ def test_two_processes_never_share_a_folder(experiment, tmp_path):
 
 def test_a_run_does_not_go_on_over_a_gap_in_its_records(experiment, tmp_path):
     """The checkpoint says that rounds 0 to 2 are done, and the record of one is gone: nothing is changed."""
-    with interrupted_before(3):
+    with stopped_before(3):
         run(experiment(), tmp_path / "run", quiet)
     path = tmp_path / "run" / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)

@@ -15,7 +15,8 @@ from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.sampling import select
 from anchorfl.tasks.errors import InputError
-from tests.runs import interrupted_before, quiet, recorded
+from anchorfl.testing import stopped_before
+from tests.runs import quiet, recorded
 
 
 @pytest.mark.parametrize(("every", "scored"), [(1, [0, 1, 2, 3]), (2, [0, 2, 3]), (3, [0, 3]), (7, [0, 3])])
@@ -73,7 +74,7 @@ def test_the_next_rounds_clients_start_while_a_round_is_scored(experiment, tmp_p
 
 @pytest.mark.parametrize("notes", [{"best_round": 3}, {"round": 1}, {"best_round": -1}, {"round": "two"}])
 def test_a_checkpoint_whose_notes_contradict_it_is_refused(experiment, tmp_path, notes):
-    with interrupted_before(3):
+    with stopped_before(3):
         run(experiment(), tmp_path / "run", quiet)
     checkpoints = Checkpoints(tmp_path / "run", kept=1)
     found = checkpoints.load()
@@ -108,7 +109,7 @@ def test_the_best_model_between_two_checkpoints_survives_a_kill(experiment, tmp_
     best_in(best)
     expected = run(e, tmp_path / "whole", quiet)
     e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, checkpoint_every=2))
-    with interrupted_before(killed):
+    with stopped_before(killed):
         run(e, tmp_path / "run", quiet)
     got = resume(tmp_path / "run", quiet)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["round"] == best

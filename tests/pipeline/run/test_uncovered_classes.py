@@ -16,7 +16,8 @@ from anchorfl.pipeline.storage.run_folder import CONFIG
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.options import json_text
 from anchorfl.tasks.registry import find_task
-from tests.runs import interrupted_before, quiet
+from anchorfl.testing import stopped_before
+from tests.runs import quiet
 
 
 def without(experiment, method, task, missing, **task_options):
@@ -63,7 +64,7 @@ def test_a_run_keeps_the_sets_and_not_the_file(experiment, tmp_path):
     e = resolve_options(replace(plain, task=replace(plain.task, client_classes=str(path))), quiet)
     inline = {str(m): [str(c) for c in part] for m, part in enumerate(sets)}
     assert e == replace(plain, task=replace(plain.task, client_classes=json_text(inline)))
-    with interrupted_before(2):
+    with stopped_before(2):
         run(e, tmp_path / "run", quiet)
     assert json.loads((tmp_path / "run" / CONFIG).read_text())["task"]["client_classes"] == json_text(inline)
     path.write_text("client,class\n0,0\n")

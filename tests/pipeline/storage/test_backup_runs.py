@@ -19,8 +19,9 @@ from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.restore import restore_if_remote
 from anchorfl.tasks.files import object_store
+from anchorfl.testing import stopped_before
 from tests.pipeline.backups import Outage, backed_up, contents, files, whole
-from tests.runs import interrupted_before, quiet, recorded
+from tests.runs import quiet, recorded
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,12 +39,12 @@ def test_a_fresh_machine_goes_on(experiment, finished_run, tmp_path, monkeypatch
     """Interrupted twice, each time taken up elsewhere: bits, rows and identity of a run that was not."""
     e = experiment(method, federation={"rounds": 4}, evaluation={"model_selection": "best_validation"})
     expected = finished_run(e)
-    with interrupted_before(2):
+    with stopped_before(2):
         run(backed_up(e, backup), tmp_path / "run", quiet)
     copy = object_store.join(backup, "run")
     (tmp_path / "second").mkdir()
     monkeypatch.chdir(tmp_path / "second")
-    with interrupted_before(4):
+    with stopped_before(4):
         resume(restore_if_remote(copy, quiet), quiet)
     assert len(recorded(Path("runs/run"))) == 4
     (tmp_path / "third").mkdir()
@@ -91,7 +92,7 @@ def test_whole_after_every_single_step(experiment, tmp_path, monkeypatch):
         object_store, "exists", lambda p: p.removeprefix("file:///backup/run/") in copy if "/backup/" in p else here(p)
     )
     e = backed_up(experiment("fedalign", federation={"rounds": 4}), "file:///backup")
-    with interrupted_before(3):
+    with stopped_before(3):
         run(e, tmp_path / "run", quiet)
     (tmp_path / "second").mkdir()
     monkeypatch.chdir(tmp_path / "second")

@@ -20,8 +20,9 @@ from anchorfl.pipeline.storage.restore import fetch_run
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
+from anchorfl.testing import stopped_before
 from anchorfl.tuning.sweep.plan import resumed_plan
-from tests.runs import interrupted_before, quiet
+from tests.runs import quiet
 
 SECRET = "ray-token-of-this-user"
 
@@ -187,7 +188,7 @@ def test_a_place_that_the_user_did_not_type_is_asked_for(experiment, tmp_path, m
     if done:
         run(e, folder, quiet)
     else:
-        with interrupted_before(2):
+        with stopped_before(2):
             run(e, folder, quiet)
     shutil.rmtree(tmp_path / "a", ignore_errors=True)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
@@ -206,7 +207,7 @@ def test_a_place_that_the_user_did_not_type_is_asked_for(experiment, tmp_path, m
 
 def test_an_own_folder_goes_on_without_a_word(experiment, tmp_path):
     e = in_elsewhere(experiment(), uri=f"sqlite:///{tmp_path / 'mine.db'}")
-    with interrupted_before(2):
+    with stopped_before(2):
         run(e, tmp_path / "run", quiet)
     assert resume(tmp_path / "run", quiet).checksum
     key = next((tmp_path.parent.parent).rglob("seal_key"), None)
@@ -239,7 +240,7 @@ def test_what_the_environment_names_needs_no_typing(experiment, tmp_path, monkey
 def test_a_copy_that_the_user_names_is_its_backup(experiment, tmp_path, monkeypatch):
     backup = f"file://{tmp_path}/copies"
     e = experiment()
-    with interrupted_before(2):
+    with stopped_before(2):
         run(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, backup=backup)), tmp_path / "run", quiet)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
     (tmp_path / "elsewhere").mkdir()

@@ -13,8 +13,9 @@ from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.restore import fetch_run, restore_if_ahead, restore_if_remote
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
+from anchorfl.testing import stopped_before
 from tests.pipeline.backups import backed_up, contents, files
-from tests.runs import interrupted_before, quiet
+from tests.runs import quiet
 
 
 def test_no_run_overwrites_anothers_copy(experiment, tmp_path, monkeypatch, backup):
@@ -41,11 +42,11 @@ def test_who_is_further_wins(experiment, tmp_path, monkeypatch):
     backup = f"file://{tmp_path}/backup"
     e, copy = backed_up(experiment("fedavg", federation={"rounds": 4}), backup), f"{backup}/run"
     monkeypatch.chdir(tmp_path)
-    with interrupted_before(2):
+    with stopped_before(2):
         run(e, Path("runs/run"), quiet)
     old = files(Path("runs/run"))
     (tmp_path / "second").mkdir()
-    with interrupted_before(4), monkeypatch.context() as patch:  # goes on elsewhere
+    with stopped_before(4), monkeypatch.context() as patch:  # goes on elsewhere
         patch.chdir(tmp_path / "second")
         resume(restore_if_remote(copy, quiet), quiet)
     with pytest.raises(
