@@ -1,20 +1,22 @@
 """Steps of local training on a GPU: milliseconds, kernels, copies and waits of each, and how much of it the GPU works.
 
-    python -m benchmarks.gpu_steps [--device cuda] [--repeats 5] [--steps 20] [--only resnet8]
+    python -m benchmarks.gpu_steps [--device cuda] [--repeats 5] [--steps 20] [--only resnet8] [--lanes]
 
 Made-up rows of the sizes of the data sets: R8-8's texts (685 of 5 to 200 words), digits, PBC's images of 28 pixels.
 A client trains for ``--steps`` steps; wall time is the median of the repeats, divided by the steps. Kernels and copies
 are counted by torch's profiler in one more repeat; *busy* is their time by wall time without the profiler. Each case is
-also run without CUDA graphs (*eager*), and the two give the same bits or it says so.
+also run without CUDA graphs (*eager*), and the two give the same bits or it says so. ``--lanes``: clients side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import time
 from collections import Counter
+from collections.abc import Generator
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -29,8 +31,9 @@ from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.training.client import device_for
-from anchorfl.pipeline.training.local_training import TrainingSpec, fit
+from anchorfl.pipeline.training.local_training import TrainingSpec, begin_fit, end_fit, fit, local_steps
 from anchorfl.pipeline.training.run_spec import one_thread
+from anchorfl.pipeline.training.side_by_side import Lanes
 from anchorfl.tasks.contract import Card, ClientData, Objective
 from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD, Scaling
 
@@ -49,6 +52,10 @@ CASES = {
     "resnet18, batch 8, bfloat16": ("images", RESNET18, replace(SGD, precision="bfloat16")),
     "resnet18, batch 32": ("images", RESNET18, replace(SGD, batch_size=32)),
 }
+
+
+CLIENTS = 16
+"""That train side by side, or one by one."""
 
 
 def rows(kind: str, count: int) -> tuple[ClientData, tuple[int, ...]]:
@@ -88,6 +95,7 @@ class Case:
         self.card = Card(0, count, data.y_NC.sum(0).long().to(device), torch.ones(classes).bool().to(device))
         self.spec = TrainingSpec(FedAvg(), Objective("single"), optimizer, -(-steps // per_epoch), 0)
         self.device = device
+        self.models = [self.model]
 
     def train(self) -> dict[str, Tensor]:
         update = fit(self.spec, self.model, self.card, self.data, self.sent, {}, 1).update.weights
@@ -99,6 +107,24 @@ class Case:
         began = time.perf_counter()
         self.train()
         return time.perf_counter() - began
+
+    def beside(self, lanes: int) -> tuple[float, dict[str, Tensor]]:
+        """Return the seconds of ``CLIENTS`` clients, so many at a time, and the last one's weights."""
+        while len(self.models) < lanes:
+            self.models.append(copy.deepcopy(self.model))
+
+        def work(lane: int) -> Generator[None, None, dict[str, Tensor]]:
+            fitting = begin_fit(self.spec, self.models[lane], self.card, self.data, self.sent, {}, 1)
+            loss = yield from local_steps(self.spec, fitting, lane)
+            weights: dict[str, Tensor] = end_fit(fitting.trainer, loss, 0.0).update.weights
+            return weights
+
+        began = time.perf_counter()
+        done = list(Lanes(lanes).run([work] * CLIENTS))
+        torch.cuda.synchronize()
+        if isinstance(done[-1], Exception):
+            raise done[-1]
+        return time.perf_counter() - began, done[-1]
 
     def counted(self) -> tuple[Counter[str], float]:
         """Return kernels, copies and waits, and the seconds of kernels and copies."""
@@ -116,12 +142,28 @@ class Case:
         return count, busy
 
 
+def measure_lanes(name: str, case: Case, repeats: int) -> None:
+    """Print milliseconds a client's step with clients side by side, by the number of lanes."""
+    lanes, alone = (1, 2, 4, 8), case.beside(1)[1]
+    taken: dict[int, list[float]] = {count: [] for count in lanes}
+    for count in lanes:
+        weights = case.beside(count)[1]  # also the warm-up
+        assert all(torch.equal(alone[n], t) for n, t in weights.items()), f"{name}: {count} lanes give other bits"
+    for _ in range(repeats):
+        for count in lanes:
+            taken[count].append(1e3 * case.beside(count)[0] / CLIENTS / case.steps)
+    ms = {count: round(statistics.median(times), 3) for count, times in taken.items()}
+    ratio = {n: round(statistics.median(a / b for a, b in zip(taken[1], taken[n], strict=True)), 2) for n in lanes}
+    print(json.dumps({"case": name, "steps": case.steps, "ms by lanes": ms, "ratio": ratio}), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", default="")
+    parser.add_argument("--lanes", action="store_true", help=f"{CLIENTS} clients, so many at a time, instead")
     options = parser.parse_args()
     one_thread()
     device = device_for(float(options.device == "cuda"), must=True)
@@ -131,6 +173,9 @@ def main() -> None:
         if options.only not in name:
             continue
         case = Case(kind, model, optimizer, options.steps, device)
+        if options.lanes:
+            measure_lanes(name, case, options.repeats)
+            continue
         update = {}
         for way in ("graphs", "eager") if device.type == "cuda" else ("eager",):
             with patch.object(AveragingTrainer, "replayable", way == "graphs"):

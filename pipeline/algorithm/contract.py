@@ -195,7 +195,10 @@ class ClientTrainer(ABC, Generic[S, U]):
         return self.ctx.data
 
     def active(self, data: ClientData) -> Tensor:
-        """Return bool [N]: rows that can have a loss or a gradient; the others may be left out of the computation."""
+        """Return bool [N]: rows that can have a loss or a gradient; the others may be left out of the computation.
+
+        Asked once for what ``data`` returns, right before the first epoch on it.
+        """
         return (data.weight_NC != 0).any(-1)
 
     def loss(self, batch: Batch) -> Tensor:

@@ -13,7 +13,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics, RoundOutcome
-from anchorfl.pipeline.training.client import CPU, ClientRunner, device_for
+from anchorfl.pipeline.training.client import CPU, ClientRunner, FitCall, device_for
 from anchorfl.pipeline.training.errors import RejectedError, fault_kind
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.local_training import FitResult
@@ -153,8 +153,9 @@ class SerialExecutor(InProcess):
         memories: dict[int, Tensors] = {}
         while True:
             while cohort.waiting:
-                clients = [cohort.waiting.popleft() for _ in range(len(cohort.waiting) if self.stack > 1 else 1)]
-                on_progress(min(len(clients), self.stack), len(cohort.metrics), len(cohort.failed))
+                at_once = max(self.stack, self.runner.lanes.count)
+                clients = [cohort.waiting.popleft() for _ in range(len(cohort.waiting) if at_once > 1 else 1)]
+                on_progress(min(len(clients), at_once), len(cohort.metrics), len(cohort.failed))
                 for client, result, message_bytes in self._fit(clients, round_, broadcast):
                     if isinstance(result, Exception):  # costs this client only
                         cohort.fail(Failure(client, first_line(result), fault_kind(result)))
@@ -181,16 +182,17 @@ class SerialExecutor(InProcess):
         for client in clients:
             try:
                 sent[client] = self.server.client_message(client)
-                if self.stack == 1:
-                    result = self.runner.fit(client, round_, broadcast, self.memories.get(client, {}), sent[client])
-                    yield client, result, messages.nbytes(sent[client])
             except PreparedDataError:
                 raise
             except Exception as error:
                 yield client, error, 0
         if self.stack > 1:
-            for client, done in self.runner.fit_stacked(round_, broadcast, self.memories, sent, self.stack):
-                yield client, done, messages.nbytes(sent[client])
+            done = self.runner.fit_stacked(round_, broadcast, self.memories, sent, self.stack)
+        else:
+            calls = (FitCall(client, broadcast, self.memories.get(client, {}), sent[client]) for client in sent)
+            done = ((call.client, result) for call, result in self.runner.fit_all(round_, calls))
+        for client, result in done:
+            yield client, result, messages.nbytes(sent[client])
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.server.method.evaluate_on == "server":

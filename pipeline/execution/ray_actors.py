@@ -18,12 +18,12 @@ from anchorfl.pipeline.algorithm.exact_sums import Grid
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, FitMetrics
 from anchorfl.pipeline.execution.executor import NEXT
-from anchorfl.pipeline.training.client import ClientRunner, device_for
+from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
 from anchorfl.pipeline.training.errors import fault_kind
 from anchorfl.pipeline.training.gathering import Gathering, Part
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
-from anchorfl.tasks.errors import PreparedDataError, first_line
+from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -186,17 +186,16 @@ class ClientActor:
         gathering, whole = self._gathering(run, grid), dict[int, messages.Packed]()
         metrics, failure = list[FitMetrics](), None
         new_memories: list[messages.Packed | None] = [None] * count
-        for index, client in enumerate(clients):
-            memory, client_message = _unpack(memories[index]), _unpack(client_messages[index])
-            try:
-                # each client gets a copy of its own
-                result = self.runners[run].fit(client, round_, messages.unpack(sent), memory, client_message)
-            except PreparedDataError:
-                raise
-            except Exception as error:  # any other fault of a client costs that client only
-                failure = Failure(client, first_line(error), fault_kind(error))
+        calls = (  # each client gets a copy of what is sent
+            FitCall(client, messages.unpack(sent), _unpack(memories[index]), _unpack(client_messages[index]))
+            for index, client in enumerate(clients)
+        )
+        for index, (call, result) in enumerate(self.runners[run].fit_all(round_, calls)):
+            client = call.client
+            if isinstance(result, Exception):  # any other fault of a client costs that client only
+                failure = Failure(client, first_line(result), fault_kind(result))
                 break
-            sizes = [messages.nbytes(m) for m in (result.update, client_message, result.memory)]
+            sizes = [messages.nbytes(m) for m in (result.update, call.client_message, result.memory)]
             if grid is None or count == 1:
                 whole[client] = messages.pack(result.update, copy=False)
             else:

@@ -20,7 +20,7 @@ from anchorfl.pipeline.algorithm.exact_sums import Grid
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Failure, FitMetrics
 from anchorfl.pipeline.execution.shared_memory import Placed, SharedMemory
-from anchorfl.pipeline.training.client import ClientRunner, device_for
+from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
 from anchorfl.pipeline.training.errors import fault_kind
 from anchorfl.pipeline.training.gathering import Gathering
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
@@ -159,16 +159,16 @@ class Worker:
         gathering, whole, failure = self.gathering, dict[int, Placed](), None
         gathering.begin(request.grid)
         memories, metrics = list[Placed](), list[FitMetrics]()
-        for client, kept, sent in zip(request.clients, request.memories, request.client_messages, strict=True):
-            memory, client_message, broadcast = self._own(kept), self._own(sent), self._copy(request.broadcast)
-            try:
-                result = self.runner.fit(client, request.round, broadcast, memory, client_message)
-            except PreparedDataError:
-                raise
-            except Exception as error:  # any other fault of a client costs that client only
-                failure = Failure(client, first_line(error), fault_kind(error))
+        calls = (
+            FitCall(client, self._copy(request.broadcast), self._own(kept), self._own(sent))
+            for client, kept, sent in zip(request.clients, request.memories, request.client_messages, strict=True)
+        )
+        for call, result in self.runner.fit_all(request.round, calls):
+            client = call.client
+            if isinstance(result, Exception):  # any other fault of a client costs that client only
+                failure = Failure(client, first_line(result), fault_kind(result))
                 break
-            sizes = [messages.nbytes(m) for m in (result.update, client_message, result.memory)]
+            sizes = [messages.nbytes(m) for m in (result.update, call.client_message, result.memory)]
             if request.grid is None or len(request.clients) == 1:
                 whole[client] = self._answer(result.update)
             else:

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+import copy
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
+from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.training.allocator import keep_freed_memory
 from anchorfl.pipeline.training.evaluation import Scoring
-from anchorfl.pipeline.training.local_training import FitResult, begin_fit, fit
+from anchorfl.pipeline.training.local_training import FitResult, begin_fit, end_fit, local_steps
 from anchorfl.pipeline.training.row_cache import RowCache
 from anchorfl.pipeline.training.run_spec import RunSpec
+from anchorfl.pipeline.training.side_by_side import Lanes, Work, returned
 from anchorfl.pipeline.training.stacked_training import Member, Stack, Workspace, check_trainer, groups_of
 from anchorfl.tasks.contract import Card, ClientData
 from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.metrics.scores import Scores
 
 CPU = torch.device("cpu")
+LANES = 4
+"""Clients that train at once on a GPU (docs/speed.md, "On a GPU")."""
 MESSAGE_ROWS = 1 << 13
 """Rows at a time from which a client makes its message before round 1."""
 
@@ -48,6 +55,18 @@ def device_for(gpus: float, *, must: bool = False) -> torch.device:
     return torch.device("cuda")
 
 
+@dataclass(frozen=True, slots=True)
+class FitCall:
+    """What a client is given in a round."""
+
+    client: int
+    broadcast: ServerState
+    memory: Tensors
+    """{}: it has none yet."""
+    client_message: Tensors
+    """To it alone."""
+
+
 class ClientRunner:
     """Trains any client of the run; what it keeps between calls is only what it could read again."""
 
@@ -60,6 +79,9 @@ class ClientRunner:
         self.model = run_spec.model().to(device)
         self.first_memory = self.training.method.first_memory(self.model)
         self.metrics = run_spec.experiment.evaluation.metrics
+        self.models = {0: self.model}
+        self.lanes = Lanes(1 if device == CPU else LANES)
+        """Clients that train at once."""
         self.rows = RowCache(run_spec.experiment.cluster.client_cache_mb)
         self.cached_scores: dict[object, dict[str, Scores]] = {}
 
@@ -67,14 +89,44 @@ class ClientRunner:
         self, client: int, round_: int, broadcast: ServerState, memory: Tensors, client_message: Tensors | None = None
     ) -> FitResult[Any]:
         """Train a client in a round; a pure function of the arguments. Its result lies on the CPU."""
-        card, rows = self._client(client)
-        memory, client_message = memory or self.first_memory, client_message or {}
+        return returned(self._fit(round_, FitCall(client, broadcast, memory, client_message or {}), 0))
+
+    def fit_all(self, round_: int, calls: Iterable[FitCall]) -> Iterator[tuple[FitCall, FitResult[Any] | Exception]]:
+        """Train clients in a round, in their order; yield each one's result, or what went wrong with it. As ``fit``,
+        bit for bit. A call is asked for when its client begins.
+        """
+        begun = deque[FitCall]()
+
+        def works() -> Iterator[Work[FitResult[Any]]]:
+            for call in calls:
+                begun.append(call)
+                yield partial(self._fit, round_, call)
+
+        for result in self.lanes.run(works()):
+            call = begun.popleft()
+            if isinstance(result, PreparedDataError):
+                raise result
+            yield call, result
+
+    def _fit(self, round_: int, call: FitCall, lane: int) -> Generator[None, None, FitResult[Any]]:
+        began = time.perf_counter()
+        card, rows = self._client(call.client)
+        broadcast, memory, sent = call.broadcast, call.memory or self.first_memory, call.client_message
+        if self.device != CPU:
+            broadcast, memory = messages.to(broadcast, self.device), messages.to(memory, self.device)
+            sent = messages.to(sent, self.device)
+        fitting = begin_fit(self.training, self._model(lane), card, rows, broadcast, memory, round_, sent)
+        loss = yield from local_steps(self.training, fitting, lane)
+        result = end_fit(fitting.trainer, loss, began)
         if self.device == CPU:
-            return fit(self.training, self.model, card, rows, broadcast, memory, round_, client_message)
-        broadcast, memory = messages.to(broadcast, self.device), messages.to(memory, self.device)
-        sent = messages.to(client_message, self.device)
-        result = fit(self.training, self.model, card, rows, broadcast, memory, round_, sent)
+            return result
         return replace(result, update=messages.to(result.update, CPU), memory=messages.to(result.memory, CPU))
+
+    def _model(self, lane: int) -> Classifier:
+        """Return the work-space of a lane."""
+        if lane not in self.models:
+            self.models[lane] = copy.deepcopy(self.model)
+        return self.models[lane]
 
     def fit_stacked(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -26,8 +26,8 @@ Step = Callable[[Sequence[Batch]], Tensor]
 
 
 @cache
-def _stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any, torch.cuda.CUDAGraph]:
-    """Return the process's stream for recording, and the memory of what is recorded. A graph of one kernel holds that
+def _stream_and_pool(device: torch.device, lane: int) -> tuple[torch.cuda.Stream, Any, torch.cuda.CUDAGraph]:
+    """Return a lane's stream for recording, and the memory of what is recorded. A graph of one kernel holds that
     memory, which else would be given back and asked for again with every client.
     """
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -40,13 +40,16 @@ def _stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any, torc
 
 
 @contextmanager
-def side_stream(device: torch.device) -> Iterator[None]:
-    """Run the block on a stream of its own, in its turn: what runs on the default one cannot be recorded."""
-    stream, outside = _stream_and_pool(device)[0], torch.cuda.current_stream(device)
+def side_stream(device: torch.device, lane: int) -> Iterator[torch.cuda.Stream]:
+    """Give a lane's stream, which waits for what was launched before the block, and is waited for behind it: what runs
+    on the default stream cannot be recorded, nor run beside what other lanes do.
+    """
+    stream, outside = _stream_and_pool(device, lane)[0], torch.cuda.current_stream(device)
     stream.wait_stream(outside)
-    with torch.cuda.stream(stream):
-        yield
-    outside.wait_stream(stream)
+    try:
+        yield stream
+    finally:
+        outside.wait_stream(stream)
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,8 @@ class _Recorded:
 class Replay:
     """A trainer's ``step`` that records itself where its batches come in the same shapes again."""
 
-    def __init__(self, trainer: ClientTrainer[Any, Any]) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: ClientTrainer[Any, Any], lane: int = 0) -> None:
+        self.trainer, self.lane = trainer, lane
         self.seen = Counter[Hashable]()
         self.recorded: dict[Hashable, _Recorded] = {}
 
@@ -89,11 +92,14 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.trainer.model.masks.generator)
         # torch.cuda.graph also collects garbage and frees cached memory, which takes longer than the recording
-        graph.capture_begin(pool=_stream_and_pool(copies[0].x.device)[1])
+        graph.capture_begin(pool=_stream_and_pool(copies[0].x.device, self.lane)[1])
         try:
             loss = self.trainer.step(copies)
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # what broke the recording matters, not that it was broken
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return _Recorded(graph, copies, loss)
 
 

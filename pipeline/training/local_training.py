@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
@@ -25,6 +25,7 @@ from anchorfl.pipeline.algorithm.parameters import load_sent, parts_of, set_trai
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.training.cuda_graphs import Replay, Step, side_stream
 from anchorfl.pipeline.training.errors import UpdateError
+from anchorfl.pipeline.training.side_by_side import returned
 from anchorfl.tasks.contract import Batch, Card, ClientData, Objective
 
 INFERENCE_POSITIONS = 1024
@@ -79,14 +80,7 @@ def fit(
     """
     began = time.perf_counter()
     fitting = begin_fit(training, model, card, data, broadcast, memory, round_, client_message)
-    trainer = fitting.trainer
-    model.reseed(fitting.mask_rng)
-    if fitting.mask_rng.device.type == "cuda" and trainer.replayable and model.replayable:
-        with side_stream(fitting.mask_rng.device):
-            loss = _epochs(trainer, Replay(trainer), training, fitting)
-    else:
-        loss = _epochs(trainer, trainer.step, training, fitting)
-    return end_fit(trainer, loss, began)
+    return end_fit(fitting.trainer, returned(local_steps(training, fitting)), began)
 
 
 @dataclass(frozen=True)
@@ -130,6 +124,27 @@ def begin_fit(
     )
 
 
+def local_steps(training: TrainingSpec, fitting: Fitting, lane: int = 0) -> Generator[None, None, float]:
+    """Take all local steps of a client, and give way after each; return the mean loss of the last epoch.
+
+    lane: of a GPU, where its steps run beside those of other lanes, on networks of their own.
+    """
+    trainer, device = fitting.trainer, fitting.mask_rng.device
+    trainer.model.reseed(fitting.mask_rng)
+    if device.type != "cuda" or not (trainer.replayable and trainer.model.replayable):
+        return (yield from _epochs(trainer, trainer.step, training, fitting))
+    epochs = _epochs(trainer, Replay(trainer, lane), training, fitting)
+    with side_stream(device, lane) as stream:
+        while True:
+            with torch.cuda.stream(stream):
+                try:
+                    next(epochs)
+                except StopIteration as end:
+                    loss: float = end.value
+                    return loss
+            yield
+
+
 def end_fit(trainer: ClientTrainer[Any, Any], loss: float, began: float) -> FitResult[Any]:
     """Return the result of a client that has trained. loss, began: of the last epoch; of the clock.
 
@@ -149,19 +164,23 @@ def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Augmentatio
     return partial(augment, rng=rng, padding=options.crop, horizontal=horizontal, vertical=vertical)
 
 
-def _epochs(trainer: ClientTrainer[Any, Any], step: Step, training: TrainingSpec, fitting: Fitting) -> float:
+def _epochs(
+    trainer: ClientTrainer[Any, Any], step: Step, training: TrainingSpec, fitting: Fitting
+) -> Generator[None, None, float]:
     rows = trainer.data()
-    losses, size = list[Tensor](), training.optimizer.batch_size or len(rows)
+    losses, size, active_N = list[Tensor](), training.optimizer.batch_size or len(rows), None
     for epoch, _ in enumerate(trainer.epochs(training.epochs)):
         if epoch and trainer.refresh == "epoch":
-            rows = trainer.data()
-        active_N = trainer.active(rows).cpu()
+            rows, active_N = trainer.data(), None
+        if active_N is None:  # asked once: a GPU is waited for
+            active_N = trainer.active(rows).cpu()
         losses = []
         order_N = torch.randperm(len(rows), generator=fitting.order_rng)
         for index_B in batches(order_N, size, trainer.model.couples_rows):
             micro = micro_batches(rows, index_B, active_N, training.optimizer, trainer.model, fitting.change)
             losses.append(step(micro))
             trainer.steps += 1
+            yield
     return float(torch.stack(losses).mean()) if losses else 0.0
 
 

@@ -72,7 +72,8 @@ class Workspace:
 
 
 SMALL = 50_000
-"""Weights of a network up to which a CPU gains from stacks: a step of more is arithmetic, not Python."""
+"""Weights of a network up to which stacks pay: on a CPU a step of more is arithmetic, not Python, and on a GPU clients
+train side by side without them."""
 MOST = 64
 """Clients of a stack at most where its size is not given: what is gained by more is less than their memory."""
 
@@ -94,8 +95,7 @@ def stack_size(experiment: Experiment, model: Classifier, spec: InputSpec) -> in
         raise InputError(f"federation.stack = {size} needs {'; '.join(needs)}; or set it to 1")
     if size:
         return size
-    device = next(model.parameters()).device
-    pays = device.type == "cpu" and sum(p.numel() for p in model.parameters()) <= SMALL
+    pays = sum(p.numel() for p in model.parameters()) <= SMALL
     return min(MOST, experiment.selected_clients) if pays and not needs else 1
 
 

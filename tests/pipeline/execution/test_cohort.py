@@ -230,15 +230,15 @@ def test_what_went_wrong_is_counted_and_named_everywhere(experiment, tmp_path, c
 
 def test_faults_add_up_over_rounds(experiment, tmp_path, monkeypatch, capsys):
     """One client fails twice in round 1 and once in round 3, where a retry mends it."""
-    plain, failing = ClientRunner.fit, [1, 1, 3]
+    plain, failing = ClientRunner._fit, [1, 1, 3]
 
-    def fit(self, client, round_, *given):
-        if client == select(4, 3, round_, 1)[0] and round_ in failing:
+    def fit(self, round_, call, lane):
+        if call.client == select(4, 3, round_, 1)[0] and round_ in failing:
             failing.remove(round_)
             raise RuntimeError("the disk of the client is full")
-        return plain(self, client, round_, *given)
+        return (yield from plain(self, round_, call, lane))
 
-    monkeypatch.setattr(ClientRunner, "fit", fit)
+    monkeypatch.setattr(ClientRunner, "_fit", fit)
     result = run(experiment(federation={"retries": 1}), tmp_path / "run", quiet)
     assert json.loads((result.folder / "result.json").read_text())["faults"] == {"exception": 3}
     assert "3 exception), 2 of them made again, clients left out of a round: 1\n" in capsys.readouterr().out

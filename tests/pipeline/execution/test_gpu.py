@@ -14,6 +14,9 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training import cuda_graphs
 from anchorfl.pipeline.training.cuda_graphs import Replay
+from anchorfl.pipeline.training.side_by_side import Lanes
+from tests.pipeline.training import test_plugin_networks
+from tests.pipeline.training.test_stacked_training import STACKED
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,3 +118,62 @@ def test_fedbms_generator_there_as_here(experiment):
     moved = [name for name in there if "generator" in name and not torch.equal(there[name], first[name])]
     assert moved
     assert all(t.device == HERE and bool(t.isfinite().all()) for _, t in messages.tensors(there))
+
+
+@pytest.mark.parametrize("method", STACKED)
+def test_stacks_there_are_the_clients_one_by_one(experiment, method):
+    """Up to rounding, which is summed in another order; and a seed gives one checksum."""
+    alone = experiment(method, model={"dropout": 0.3}, federation={"epochs": 1}, optimizer={"microbatch_tokens": 0})
+    stacked = dataclasses.replace(alone, federation=dataclasses.replace(alone.federation, stack=4))
+    (one_by_one, _), (got, _), (again, _) = (rounds(SerialExecutor, e, 1.0) for e in (alone, stacked, stacked))
+    assert messages.checksum(got) == messages.checksum(again)
+    near(got, one_by_one)
+
+
+def test_a_network_of_others_repeats_its_dropout_there(experiment):
+    """It draws by the GPU's global generator, which is afterwards as it was before."""
+    model = {"network": f"{test_plugin_networks.HERE}:Pixels", "dropout": 0.3}
+    e = experiment("fedavg", "digits", model=model, federation={"epochs": 1}, optimizer=test_plugin_networks.WHOLE)
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
+    before = torch.cuda.get_rng_state()
+    first, again = (rounds(SerialExecutor, e, 1.0)[0] for _ in range(2))
+    assert messages.checksum(first) == messages.checksum(again)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_side_by_side_there_give_the_bits_that_they_have_alone(experiment, method):
+    """More clients than lanes, of unlike numbers of steps, recorded and plain ones; dropout on the GPU."""
+    classes = METHODS[method]().head.kind == "cosine"
+    e = experiment(method, "digits", model={"dropout": 0.5}, federation={"epochs": 3}, optimizer={"batch_size": 8})
+    if not classes:
+        e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid", clients=9))
+    e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, client_gpus=1.0))
+    checksums = set()
+    for lanes in (1, 3, 8):
+        executor = SerialExecutor(make_run_spec(e, lambda line: None))
+        executor.runner.lanes = Lanes(lanes)
+        for round_ in (1, 2):
+            assert not executor.round(round_, range(e.task.clients), lambda *counts: None).failed
+        memories = {str(client): executor.memory(client) for client in range(e.task.clients)}
+        checksums.add((messages.checksum(executor.snapshot()), messages.checksum(memories)))
+    assert len(checksums) == 1
+
+
+def test_clients_short_of_memory_beside_others_train_alone_there(experiment, monkeypatch):
+    """The bits are the same, and from then on fewer train at once."""
+    e = experiment("fedavg", "digits", federation={"epochs": 3}, optimizer={"batch_size": 8})
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid", clients=6))
+    alone, _ = rounds(SerialExecutor, e, 1.0)
+    plain, refused = Replay._record, []
+
+    def record(self, batches):
+        if self.lane == 2 and not refused:
+            refused.append(self)
+            self.trainer.loss = lambda batch: torch.empty(1 << 50, device="cuda").sum()
+        return plain(self, batches)
+
+    monkeypatch.setattr(Replay, "_record", record)
+    got, _ = rounds(SerialExecutor, e, 1.0)
+    assert len(refused) == 1
+    assert messages.checksum(got) == messages.checksum(alone)

@@ -13,6 +13,7 @@ from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.round_loop import MAX_RESTARTS, RoundLoop
 from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.errors import LostError
 from anchorfl.testing import stopped_before
 from tests.runs import figures, quiet
@@ -25,17 +26,14 @@ def test_below_the_quorum_the_run_ends_with_3_and_goes_on_from_its_checkpoint(
     e = experiment("fedavg", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1, "quorum": 1.0})
     expected = run(e, tmp_path / "whole", quiet)
     (tmp_path / "e.toml").write_text(to_toml(e))
-    fit, broken = "anchorfl.pipeline.training.client.ClientRunner.fit", [True]
-    from anchorfl.pipeline.training.client import ClientRunner
+    plain, broken = ClientRunner._fit, [True]
 
-    plain = ClientRunner.fit
-
-    def failing(self, client, round_, *given):
-        if broken and (client, round_) == (2, 2):
+    def failing(self, round_, call, lane):
+        if broken and (call.client, round_) == (2, 2):
             raise OSError("no route to host")
-        return plain(self, client, round_, *given)
+        return (yield from plain(self, round_, call, lane))
 
-    monkeypatch.setattr(fit, failing)
+    monkeypatch.setattr(ClientRunner, "_fit", failing)
     assert main(["run", "e.toml", "--output", "out"]) == EXIT_QUORUM
     error = capsys.readouterr().err
     assert error == (
