@@ -78,7 +78,7 @@ class Kept(NamedTuple):
 
 
 KEPT = {
-    "r8-8": Kept(("r8-8",), "fedalign --data r8-8 --rows fedavg,scaffold,fedpu,fedalign", "r8-8"),
+    "r8-8": Kept(("r8-8",), "fedalign --data r8-8 --rows fedavg,scaffold,fedpu,fedalign,fedalign-no-se", "r8-8"),
     "r8-8-redrawn": Kept(("r8-8-redrawn",), "fedalign --data r8-8-redrawn", "r8-8", "class sets drawn again"),
     "r8-8-redrawn-again": Kept(("r8-8-redrawn-again",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4321"),
     "r8-8-redrawn-scaffold-rate": Kept(
@@ -96,8 +96,7 @@ KEPT = {
     ),
     "es-25": Kept(
         ("es-25",),
-        "fedalign --data es-25 --rows fedavg,fedprox-1e-3,fedprox-1e-4,moon,scaffold,fedrs-0.5,fedrs-0.9,fedpu,fedalign"
-        " --seeds 4321,4322,4323",
+        "fedalign --data es-25 --seeds 4321,4322,4323",
         "extrasensory",
         "16 of the 60 users",
     ),
