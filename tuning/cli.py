@@ -44,6 +44,7 @@ def _more(add: Add) -> None:
     shipped.add_argument("pattern", nargs="?", default="", help="part of a name, or a glob: kvasir-v2, 'r8-8/*'")
     shipped.add_argument("--toml", default="", metavar="NAME", help="print one as a TOML file of its own")
     shipped.add_argument("--diff", nargs=2, default=(), metavar="NAME", help="the options in which two differ")
+    shipped.add_argument("--json", action="store_true", help="the figures as a list of objects on standard output")
     report = add("report", commands.report, "write the report of a sweep again, also while it runs")
     report.add_argument("sweep", type=Path, help="folder of the sweep")
     inner = add("cluster", None, "check a cluster.yaml").add_subparsers(metavar="COMMAND", required=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,11 @@ def presets(options: argparse.Namespace) -> int:
 
     if sum(bool(getattr(options, name)) for name in ("pattern", "toml", "diff")) > 1:
         raise InputError("presets takes one of PATTERN, --toml NAME and --diff A B")
-    if options.toml:
+    if options.json and (options.toml or options.diff):
+        raise InputError("--json is for the list of presets: leave out --toml and --diff")
+    if options.json:
+        say(json.dumps(listing.figures(options.pattern), indent=1))
+    elif options.toml:
         say(listing.preset_toml(options.toml).rstrip("\n"))
     elif options.diff:
         one, other = options.diff

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from anchorfl.pipeline import terminal
 from anchorfl.pipeline.cli.resumable import resumable
 from anchorfl.pipeline.storage.places import PLACES
-from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS
+from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS, read_result
 from anchorfl.pipeline.terminal import say, say_error
 from anchorfl.tasks.errors import InputError
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from anchorfl.pipeline.run.lifecycle import Result
 
 
-RUN_USAGE = """usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]
+PRINT = "--print"
+RUN_USAGE = """usage: anchorfl run PRESET [PRESET ...] [--section.option value ...] [--print]
        anchorfl run --task.file FILE --task.label_columns COLUMNS [--method.name METHOD] [--section.option value ...]
 presets: {presets}
 all options: anchorfl run PRESET --help
+--print trains nothing: every option as it would run, as a preset, with its digest, and what is there already.
 A table of your own needs no preset. One that is given lends method, network and rounds; what belongs to its data set is
 left out, in a line that says so. --method.name takes another method, of a preset too: with its own options and
 defaults, none of the other method's."""
@@ -36,7 +39,7 @@ def run(arguments: list[str]) -> int:
     from anchorfl.pipeline.config.presets import some_presets
 
     split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
-    presets, overrides = arguments[:split], arguments[split:]
+    presets, overrides = arguments[:split], [word for word in arguments[split:] if word != PRINT]
     if not presets and overrides in (["--help"], ["-h"]):
         say(RUN_USAGE.format(presets=some_presets()))
         return 0
@@ -53,7 +56,35 @@ def run(arguments: list[str]) -> int:
         raise InputError("--output names one folder: give it with one preset at a time")
     if len({experiment.cluster.address for experiment in experiments if experiment.cluster.uses_ray}) > 1:
         raise InputError("the presets differ in cluster.address: run them one at a time, or give --cluster.address")
+    if PRINT in arguments:
+        say("\n".join(_printed(run.name, run.experiment) for run in runs).rstrip("\n"))
+        return 0
     return _train([run.name for run in runs], experiments)
+
+
+def _printed(name: str, experiment: Experiment) -> str:
+    """Return an experiment as a preset, under comments that say what is there of it."""
+    from anchorfl.pipeline.config.experiment import digest
+    from anchorfl.pipeline.config.schema import to_toml
+    from anchorfl.tasks.ingest.ingest import prepared_at
+    from anchorfl.tasks.registry import task_of
+
+    try:
+        place, found = prepared_at(task_of(experiment.task), experiment.task, experiment.seed)
+        data = f"prepared, in {place}" if found else f"not prepared yet; goes to {place}"
+    except InputError as error:  # its raw files are not there; the options are good without them
+        data = str(error)
+    key = digest(experiment)
+    same = [
+        str(path.parent) for path in sorted(RUNS.glob("*/result.json")) if read_result(path.parent).get("digest") == key
+    ]
+    lines = [
+        name,
+        f"digest: {key}",
+        f"data: {data}",
+        f"finished runs of this digest: {', '.join(same) or f'none in {RUNS}/'}",
+    ]
+    return "".join(f"# {line}\n" for line in lines) + to_toml(experiment)
 
 
 def _train(names: list[str], experiments: list[Experiment]) -> int:
@@ -174,6 +205,11 @@ def probe(arguments: list[str]) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """Write table and curves of several runs."""
+    if options.json:
+        from anchorfl.pipeline.results.compare import compare as compare_runs
+
+        say(json.dumps(compare_runs(options.runs, options.out).to_dicts(), indent=1))
+        return 0
     _compare(options.runs, options.out)
     return 0
 

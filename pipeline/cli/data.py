@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anchorfl.pipeline.config.presets import preset_names, read_preset, shipped
-from anchorfl.pipeline.terminal import paragraph, say, width
+from anchorfl.pipeline.terminal import paragraph, say, say_error, width
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.options import TaskOptions
 
@@ -33,23 +34,54 @@ def show(arguments: list[str]) -> int:
         epilog="also: anchorfl data prepare, demo, check (each with --help)",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    parser.add_argument("--json", action="store_true", help="a list of objects on standard output")
     options = parser.parse_args(arguments)
     from anchorfl.tasks.registry import find_task, task_names
 
     names = options.names or task_names()
-    presets = _presets()
+    presets, found = _presets(), list[dict[str, Any]]()
     for name in names:
         try:
             task = find_task(name)
         except InputError as error:
             if options.names:
                 raise
-            say(paragraph(f"{name:<19} {error}", width(), INDENT + "  ") + "\n")  # of a plug-in; the others are there
+            # of a plug-in; the others are there
+            if options.json:
+                say_error(f"anchorfl: {name}: {error}")
+            else:
+                say(paragraph(f"{name:<19} {error}", width(), INDENT + "  ") + "\n")
+            continue
+        if options.json:
+            found.append(_facts(task, presets.get(name, [])))
             continue
         for line in _describe(task, presets.get(name, [])):
             say(paragraph(line, width(), INDENT + "  "))
         say()
+    if options.json:
+        say(json.dumps(found, indent=1))
     return 0
+
+
+def _facts(task: Task, presets: list[str]) -> dict[str, Any]:
+    """Return what ``_describe`` says of a data set, less the digest of its files, which are not read here."""
+    from anchorfl.tasks.files.raw_files import status
+
+    state = status(task, TaskOptions(name=task.name))
+    return {
+        "name": task.name,
+        "title": task.title,
+        "kind": task.kind,
+        "classes": len(task.class_names) or None,
+        "bundled": not task.source.files,
+        "found": state.found,
+        "folder": str(state.folder) if state.folder else None,
+        "missing": list(state.missing),
+        "source": task.source.url,
+        "licence": task.source.licence,
+        "gated": task.source.gated,
+        "presets": presets,
+    }
 
 
 def _describe(task: Task, presets: list[str]) -> list[str]:

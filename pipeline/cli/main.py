@@ -155,6 +155,7 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     sub = add("compare", commands.compare, "table and curves of several runs")
     sub.add_argument("runs", type=Path, nargs="+")
     sub.add_argument("--out", type=Path, default=None, help="folder for comparison.md, comparison.csv and curves.png")
+    sub.add_argument("--json", action="store_true", help="a list of objects on standard output")
     _diagnose(add("diagnose", commands.diagnose, "what scores do not show: divergence, pseudo-labels, agreement"))
     sub = add("predict", commands.predict, "scores per class name for the samples of a file")
     sub.add_argument("run", type=Path, help="run folder, or a folder with model.json and weights.safetensors")

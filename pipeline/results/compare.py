@@ -102,6 +102,16 @@ class Comparison:
     def __str__(self) -> str:
         return self.text
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return each run with its numbers, by the names of ``RunSummary.values``; scores are 0 to 1."""
+        names = ("name", "task", "method", "seed", "status", "split")
+        return [
+            {name: getattr(run, name) for name in names}
+            | {"folder": str(run.folder), "rounds": run.records[-1].round, "checksum": run.result.get("checksum")}
+            | run.values
+            for run in self.runs
+        ]
+
 
 def load_run(folder: Path, split: Split = "test") -> RunSummary:
     """Read a run folder in numbers, those of a split. Raise InputError where there is no run or no finished round."""

@@ -81,6 +81,18 @@ def prepare(task: Task, options: TaskOptions, seed: int, *, engine: Engine, log:
     return prepared
 
 
+def prepared_at(task: Task, options: TaskOptions, seed: int) -> tuple[str, bool]:
+    """Return where the prepared data of a federation lie, or will, and whether they do. Errors as ``prepare``."""
+    options = canonicalize_options(task, options, seed)
+    source = raw_folder(task, options)
+    folder = cache_folder(task.name, options, seed, raw_digest(task, options, source), reader_digest(task))
+    if not object_store.is_remote(options.cache):
+        return str(folder), folder.exists()
+    object_store.check_location(options.cache, "task.cache")
+    location = object_store.join(options.cache, folder.name)
+    return object_store.shown(location), remote_cache.find(location) is not None
+
+
 def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine, log: Log) -> Prepared:
     """Do what ``prepare`` does, for canonical options."""
     source = raw_folder(task, options)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -51,24 +52,56 @@ def listing(pattern: str, width: int | None = None) -> str:
 
     pattern: a part of the name, or a glob for the whole of it; width: columns. InputError where it fits none.
     """
+    notes: dict[str, str] = {}
+    table: list[tuple[str, ...]] = [("preset", "metric", "published", "ours", "seeds", "cost of a run")]
+    for name, row, ours in _fitting(pattern):
+        table += _lines(shipped().presets[name], row, ours, notes)
+    marked = [terminal.paragraph(f"{mark} {text}", width, "    ") for text, mark in notes.items()]
+    return "\n".join([terminal.table(table, width), *(["", *marked] if marked else [])])
+
+
+def figures(pattern: str) -> list[dict[str, Any]]:
+    """Return an object per metric of the presets that a pattern fits, as ``listing`` has them; "": of all."""
+    out = []
+    for name, row, ours in _fitting(pattern):
+        published = row.figures if row else {}
+        for metric, shown in _shown().items():
+            figure, our = published.get(metric), ours.get(metric)
+            if figure is None and our is None:
+                continue
+            entry: dict[str, Any] = {
+                "preset": name,
+                "metric": shown,
+                "published": figure and asdict(figure),
+                "ours": None,
+            }
+            if our is not None:
+                seeds = [int(seed) for seed in our.seeds.split()]
+                numbers = {"mean": float(our.mean), "sd": float(our.sd) if our.sd else None}
+                entry["ours"] = numbers | {"seeds": seeds, "cpu_hours": float(our.cpu_hours), "options": our.options}
+            out.append(entry)
+    return out
+
+
+def _fitting(pattern: str) -> Iterator[tuple[str, Row | None, Mapping[str, OurFigure]]]:
+    """Yield the presets that a pattern fits, the published row of each, and our figures by metric."""
     is_glob = any(c in pattern for c in "*?[")
     names = [n for n in preset_names() if (fnmatchcase(n, pattern) if is_glob else pattern in n)]
     if not names:
         federations = {name.split("/")[0] for name in preset_names()}
         near = nearest(pattern, [*federations, *preset_names()])
         raise InputError(f"no preset fits {pattern!r}{near}: give a part of a name, or a glob such as 'r8-8/*'")
-    rows = {row.preset: (row, paper) for paper in PAPERS.values() for row in rows_of(paper)}
+    rows = {row.preset: row for paper in PAPERS.values() for row in rows_of(paper)}
     ours: dict[str, dict[str, OurFigure]] = {}
     for figure in read_ours():
         ours.setdefault(figure.preset, {})[figure.metric] = figure
-    shown = {metric.published: metric.shown for paper in PAPERS.values() for metric in paper.metrics}
-    notes: dict[str, str] = {}
-    table: list[tuple[str, ...]] = [("preset", "metric", "published", "ours", "seeds", "cost of a run")]
     for name in _in_order(names, list(rows)):
-        row = rows[name][0] if name in rows else None
-        table += _lines(shipped().presets[name], row, ours.get(name, {}), shown, notes)
-    marked = [terminal.paragraph(f"{mark} {text}", width, "    ") for text, mark in notes.items()]
-    return "\n".join([terminal.table(table, width), *(["", *marked] if marked else [])])
+        yield name, rows.get(name), ours.get(name, {})
+
+
+def _shown() -> dict[str, str]:
+    """Return the metrics of the papers: name in ``published.csv`` -> name in a terminal."""
+    return {metric.published: metric.shown for paper in PAPERS.values() for metric in paper.metrics}
 
 
 def _in_order(names: Sequence[str], order: Sequence[str]) -> list[str]:
@@ -79,10 +112,11 @@ def _in_order(names: Sequence[str], order: Sequence[str]) -> list[str]:
 
 
 def _lines(
-    preset: PresetRow, row: Row | None, ours: Mapping[str, OurFigure], shown: Mapping[str, str], notes: dict[str, str]
+    preset: PresetRow, row: Row | None, ours: Mapping[str, OurFigure], notes: dict[str, str]
 ) -> list[tuple[str, ...]]:
     """Return a line for each metric that is published or ours; notes gets options of ours with their mark."""
     published: Mapping[str, Figure] = row.figures if row else {}
+    shown = _shown()
     metrics = [metric for metric in shown if metric in published or metric in ours]
     out = list[tuple[str, ...]]()
     for metric in metrics or [""]:

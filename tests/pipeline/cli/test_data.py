@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 
 import pytest
@@ -34,6 +35,22 @@ def test_every_data_set_is_listed_once_with_terms(here, capsys):
         assert ("missing" in part.splitlines()[0]) == bool(source.files)
     assert "access must be applied for" in shown["mimic3-50"]
     assert "presets: digits/fedalign, digits/fedavg" in shown["digits"]
+
+
+def test_as_objects(here, capsys, monkeypatch):
+    assert main(["data", "demo", "yeast", "--rows", "90"]) == 0
+    monkeypatch.setenv("ANCHORFL_DATA", str(here / "demo" / "yeast"))
+    capsys.readouterr()
+    assert main(["data", "--json"]) == 0
+    found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert list(found) == list(TASKS)
+    assert found["yeast"]["found"]
+    assert (found["yeast"]["folder"], found["yeast"]["missing"]) == (str(here / "demo" / "yeast"), [])
+    assert not found["mimic3-50"]["found"]
+    assert found["mimic3-50"]["missing"]
+    assert found["digits"]["bundled"]
+    assert found["digits"]["presets"] == ["digits/fedalign", "digits/fedavg"]
+    assert found["mimic3-50"]["gated"]
 
 
 def test_made_up_files_are_found_and_prepared(here, capsys, monkeypatch):

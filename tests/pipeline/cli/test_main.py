@@ -52,6 +52,11 @@ def test_run_compare_predict(here, capsys):
     assert main(["compare", *map(str, runs), "--out", "mine"]) == 0
     assert {"comparison.md", "comparison.csv", "curves.png"} <= {p.name for p in (here / "mine").iterdir()}
     capsys.readouterr()
+    assert main(["compare", *map(str, runs), "--json"]) == 0
+    for run, entry in zip(runs, json.loads(capsys.readouterr().out), strict=True):
+        result = json.loads((run / "result.json").read_text())
+        assert (entry["name"], entry["checksum"], entry["rounds"]) == (run.name, result["checksum"], 2)
+        assert entry["f1_last"] == result["scores"]["test"]["f1_macro"]
     write_digits(here / "samples.csv")
     assert main(["predict", str(runs[0]), "samples.csv", "--out", "scores.csv"]) == 0
     logged = json.loads((runs[0] / "result.json").read_text())["scores"]["test"]

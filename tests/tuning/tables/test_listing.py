@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def test_options_that_change_no_result_are_told_apart(capsys, tmp_path):
         (["r8-8/fedalgin"], "no preset fits 'r8-8/fedalgin' (did you mean 'r8-8/fedalign'?)"),
         (["--toml", "r8-8/fedalgin"], "no preset 'r8-8/fedalgin' (did you mean 'r8-8/fedalign'?)"),
         (["--diff", "r8-8/moon", "x.toml"], "no preset 'x.toml'; there are: "),
+        (["--json", "--toml", "r8-8/moon"], "--json is for the list of presets: leave out --toml and --diff"),
         (["r8-8", "--toml", "r8-8/moon"], "presets takes one of PATTERN, --toml NAME and --diff A B"),
     ],
 )
@@ -100,3 +102,19 @@ def test_what_is_refused(capsys, arguments, message):
 def test_seeds_as_ranges():
     assert _ranges([3, 0, 1, 2, 5]) == "0-3, 5"
     assert _ranges([7]) == "7"
+
+
+def test_as_objects(capsys):
+    """The numbers of the list, with seeds one by one; all presets where no pattern is given."""
+    assert main(["presets", "r8-8/fedalign", "--json"]) == 0
+    found = {(entry["preset"], entry["metric"]): entry for entry in json.loads(capsys.readouterr().out)}
+    assert main(["presets", "r8-8/fedalign"]) == 0
+    text = capsys.readouterr().out
+    one = found["r8-8/fedalign", "macro F1"]
+    assert one["published"] == {"mean": 83.76, "sd": None}
+    assert one["ours"]["seeds"] == [4321, 4322, 4323, 4324, 4325]
+    assert f"{one['ours']['mean']:.2f} ± {one['ours']['sd']:.2f}" in text
+    assert found["r8-8/fedalign-no-at", "macro F1"]["ours"] is None
+    assert len(found) == len(text.splitlines()) - 1
+    assert main(["presets", "--json"]) == 0
+    assert {entry["preset"].split("/")[0] for entry in json.loads(capsys.readouterr().out)} > {"r8-8", "pbc-0.05"}
