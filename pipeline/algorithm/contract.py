@@ -364,6 +364,13 @@ class Method(ABC, Generic[S, U]):
 
     # ---- The client's half, whose verbs are step and update.
 
+    @property
+    def phases(self) -> str:
+        """What in the options parts a client's round into phases of whole epochs, so that ``federation.steps`` cannot
+        end it; "": nothing.
+        """
+        return ""
+
     @abstractmethod
     def trainer(self, ctx: ClientContext[S]) -> ClientTrainer[S, U]:
         """Return the client half for one round."""

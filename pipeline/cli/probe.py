@@ -220,13 +220,14 @@ def needs(measured: Measured, need: Need, experiment: Experiment) -> str:
     labeled = f"{chosen.rows} rows, {chosen.active} of them labeled, longest {chosen.longest}"
     further = f"{size(client.rows)} for each further client of an actor"
     merging = f"{size(need.server)} with the updates of {experiment.selected_clients} clients"
+    federation = experiment.federation
+    trained = f"{federation.steps} step(s)" if federation.steps else f"{federation.epochs} epoch(s)"
     lines = [
         ("client", f"{chosen.client} of {experiment.task.clients}: {labeled}"),
         ("client, memory", f"{size(client.baseline)} ready to train, {size(client.peak)} at most; {further}"),
         (
             "client, round",
-            f"{client.seconds[-1]:.2f} s, the first {client.seconds[0]:.2f} s, for {experiment.federation.epochs}"
-            " epoch(s)",
+            f"{client.seconds[-1]:.2f} s, the first {client.seconds[0]:.2f} s, for {trained}",
         ),
         ("server, memory", f"{size(server.baseline)} ready, {size(server.peak)} at most; {merging}"),
     ]

@@ -25,6 +25,9 @@ class FederationOptions:
     ``clients_per_round`` says."""
     epochs: int = 5
     """Local epochs E."""
+    steps: int = 0
+    """Local steps K of every client, in as many epochs as they take, whatever its number of rows; 0: ``epochs`` says.
+    """
     batched_clients: bool = False
     """Compute a round of clients with one class each as one pass over their rows
     (pipeline/execution/batched_executor.py): the same update up to float rounding, for methods that have it."""
@@ -71,11 +74,14 @@ class FederationOptions:
             raise ValueError(f"federation.client_fraction = {self.client_fraction}: must be in [0, 1]")
         if not 0 < self.quorum <= 1:
             raise ValueError(f"federation.quorum = {self.quorum}: must be in (0, 1]")
-        for name in ("retries", "deadline", "backup_fraction", "stack"):
+        for name in ("steps", "retries", "deadline", "backup_fraction", "stack"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 0")
         if self.batched_clients and self.stack != 1:
             raise ValueError("federation.batched_clients trains all clients in one pass: leave federation.stack out")
+        if self.steps and (self.batched_clients or self.stack != 1):
+            option = "batched_clients" if self.batched_clients else "stack"
+            raise ValueError(f"federation.{option} trains clients by whole epochs: leave federation.steps out")
         uses = self.aggregator.uses
         if self.batched_clients and uses:
             raise ValueError(

@@ -35,6 +35,7 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     krum, trims = federation.aggregation == "krum", federation.aggregation == "trimmed_mean"
     belong("federation.aggregation trimmed_mean", trims, "federation", "trim_fraction")
     belong("federation.aggregation krum", krum, "federation", "krum_num_malicious", "krum_num_selected")
+    belong("federation.steps 0", not federation.steps, "federation", "epochs")
     network = experiment.model.network
     belong("model.network auto", network == "auto", "model", "heads", "feedforward")
     belong("model.network auto", network not in NETWORKS[1:], "model", "dropout")

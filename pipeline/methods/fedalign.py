@@ -147,6 +147,11 @@ class FedAlign(Method[AlignState, AlignUpdate]):
         if not (self.data_lr > 0 and self.label_lr > 0):
             raise ValueError(f"method.data_lr = {self.data_lr}, method.label_lr = {self.label_lr}: must be above 0")
 
+    @property
+    def phases(self) -> str:
+        by_epochs = self.alternating and self.alternate_every == "epoch"
+        return "method.alternate_every = 'epoch'" if by_epochs else ""
+
     def thresholds(self, allowed_C: Tensor | None) -> Thresholds:
         """Return the rule of pseudo-annotation. allowed_C: classes that may get positives; None: all."""
         clamp = None if self.anchor_score != "dot" else (0.5 if self.semantic else 0.0)  # a confidence of 0.5

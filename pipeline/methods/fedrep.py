@@ -98,6 +98,10 @@ class FedRep(Method[ServerState, RepUpdate]):
     ``clients``: the mean over all clients of the scores of body and own head, which then never leaves the client, and
     there is no model to save."""
 
+    @property
+    def phases(self) -> str:
+        return f"method.head_epochs = {self.head_epochs}" if self.head_epochs else ""
+
     def __post_init__(self) -> None:
         if self.head_epochs < 0:
             raise ValueError(f"method.head_epochs = {self.head_epochs}: must be at least 0")

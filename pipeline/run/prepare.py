@@ -41,6 +41,11 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     data = prepared or prepare_data(experiment, log)
     check_method(experiment.method, experiment.task, data.manifest.kind)
     _check_aggregation(experiment)
+    if experiment.federation.steps and (phases := experiment.method.phases):
+        raise InputError(
+            f"federation.steps = {experiment.federation.steps}: clients of {experiment.method.name!r} train by whole"
+            f" epochs ({phases}): leave it out, and set federation.epochs"
+        )
     if experiment.evaluation.by_validation and not data.size("validation"):
         raise InputError(
             f"{experiment.evaluation.by_validation} needs validation rows, and task.validation ="

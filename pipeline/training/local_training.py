@@ -49,6 +49,8 @@ class TrainingSpec:
     optimizer: OptimizerOptions
     epochs: int
     seed: int
+    steps: int = 0
+    """In place of epochs; 0: ``epochs`` says."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def _epochs(
 ) -> Generator[None, None, float]:
     rows = trainer.data()
     losses, size, active_N = list[Tensor](), training.optimizer.batch_size or len(rows), None
-    for epoch, _ in enumerate(trainer.epochs(training.epochs)):
+    for epoch, _ in enumerate(trainer.epochs(training.steps or training.epochs)):  # an epoch has a step at least
         if epoch and trainer.refresh == "epoch":
             rows, active_N = trainer.data(), None
         if active_N is None:  # asked once: a GPU is waited for
@@ -181,6 +183,8 @@ def _epochs(
             losses.append(step(micro))
             trainer.steps += 1
             yield
+            if trainer.steps == training.steps:
+                return float(torch.stack(losses).mean())
     return float(torch.stack(losses).mean()) if losses else 0.0
 
 

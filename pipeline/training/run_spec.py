@@ -67,10 +67,11 @@ class RunSpec:
 
     def training(self) -> TrainingSpec:
         """Return the part of the run that all its clients share."""
-        experiment = self.experiment
+        experiment, federation = self.experiment, self.experiment.federation
         return TrainingSpec(
-            experiment.method, self.objective(), experiment.optimizer, experiment.federation.epochs, experiment.seed
-        )
+            experiment.method, self.objective(), experiment.optimizer, federation.epochs, experiment.seed,
+            federation.steps,
+        )  # fmt: skip
 
 
 def one_thread() -> None:

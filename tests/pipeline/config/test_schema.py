@@ -44,6 +44,11 @@ def test_a_list_or_a_table_may_stand_for_json(tmp_path):
         ("[federation]\nrounds = 'many'", r"federation.rounds = 'many': must be int, not str"),
         ("[federation]\nrounds = true", r"federation.rounds = True: must be int, not bool"),
         ("[federation]\nrounds = 0", r"federation.rounds = 0: must be at least 1"),
+        ("[federation]\nsteps = -1", r"federation.steps = -1: must be at least 0"),
+        (
+            "[federation]\nsteps = 9\nstack = 4",
+            r"federation.stack trains clients by whole epochs: leave federation.steps",
+        ),
         ("[task]\npartition = 'dirchlet'", r"task.partition = 'dirchlet' \(did you mean 'dirichlet'\?\): one of"),
         ("[task]\nname = 'r9'", r"no task 'r9' in \[task\] name"),
         ("[method]\nname = 'fedaling'", r"no method 'fedaling' in \[method\] name \(did you mean 'fedalign'\?\)"),

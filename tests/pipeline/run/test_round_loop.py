@@ -114,3 +114,25 @@ def test_the_best_model_between_two_checkpoints_survives_a_kill(experiment, tmp_
     got = resume(tmp_path / "run", quiet)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["round"] == best
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "what"),
+    [
+        ("fedrep", {"head_epochs": 2}, r"method.head_epochs = 2"),
+        ("fedalign", {"alternate_every": "epoch"}, r"method.alternate_every = 'epoch'"),
+    ],
+)
+def test_steps_do_not_part_a_round_of_phases(experiment, tmp_path, method, options, what):
+    e = experiment(method, options=options, federation={"steps": 3})
+    message = f"federation.steps = 3: clients of '{method}' train by whole epochs \\({what}\\): leave it out"
+    with pytest.raises(InputError, match=message):
+        run(e, tmp_path / "run", quiet)
+
+
+def test_a_run_by_steps_is_one_of_its_own(experiment, tmp_path):
+    """Its clients take them, whatever ``epochs`` says; SCAFFOLD counts them."""
+    runs = [experiment("scaffold", federation={"steps": 5, "epochs": epochs}) for epochs in (1, 4)]
+    checksums = {run(e, tmp_path / str(k), quiet).checksum for k, e in enumerate(runs)}
+    assert len(checksums) == 1
+    assert checksums != {run(experiment("scaffold"), tmp_path / "epochs", quiet).checksum}

@@ -191,3 +191,35 @@ def test_inference_keeps_the_order_of_rows_and_the_mode():
     model.eval()
     for i in (0, 7, 150, 299):
         assert torch.allclose(z[i], model.encoder(data.x[i : i + 1])[0].detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.phases])
+def test_the_steps_of_so_many_epochs_are_those_epochs(name):
+    """Bit for bit; one step less ends within the last epoch, whose loss is of the steps that were taken."""
+    method, options = METHODS[name], replace(SAVINGS["both"], batch_size=3)
+    card, data = client()
+    per_epoch = -(-len(data) // 3)
+    model = network(method, dropout=0.5)
+    state = state_of(method, model)
+
+    def trained(epochs, steps):
+        spec = TrainingSpec(method, SINGLE, options, epochs, 5, steps)
+        return digest(fit(spec, model, card, data, state, {}, 1))
+
+    assert per_epoch > 2
+    assert trained(7, 2 * per_epoch) == trained(2, 0)
+    assert trained(1, 2 * per_epoch - 1) != trained(2, 0)
+    assert trained(1, per_epoch) == trained(1, 0)
+
+
+def test_every_client_takes_as_many_steps(monkeypatch):
+    taken = []
+    plain = AveragingTrainer.update
+    monkeypatch.setattr(AveragingTrainer, "update", lambda self: taken.append(self.steps) or plain(self))
+    method = FedAvg()
+    for who in (0, 1):
+        card, data = client(who)
+        model = network(method)
+        spec = TrainingSpec(method, SINGLE, replace(PLAIN, batch_size=2), 1, 5, 9)
+        fit(spec, model, card, data, state_of(method, model), {}, 1)
+    assert taken == [9, 9]
