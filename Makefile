@@ -22,7 +22,7 @@ MEASURED = $(if $(COVERAGE),$(SLIPCOVER) .coverage.$@.json) -m pytest \
 	$(if $(COVERAGE),-W "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup encoder run test test-rest test-fast test-ray test-ray-shared test-ray-apart test-pipeline test-tasks test-tuning test-slow cluster-test test-data mutants check audit static format lint types imports spelling bench ui clean
+.PHONY: help setup encoder run test test-rest test-fast test-ray test-ray-shared test-ray-apart test-pipeline test-tasks test-tuning test-slow cluster-test test-data mutants check audit static format lint types imports spelling docs bench ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,6 +114,10 @@ spelling: $(STAMP)
 
 bench: $(STAMP) ## run every benchmark in benchmarks/
 	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)"; done
+
+docs: $(STAMP) ## build the documentation site from README.md, docs/ and docstrings in build/site, without a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "build/site/index.html; with its search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 ui: $(STAMP) ## show the MLflow records on this machine
 	$(BIN)/anchorfl ui
