@@ -23,6 +23,7 @@ CONTRACTS = ("Method", "ClientTrainer", "Task", "EncoderSpec", "Callback")
 TRACKER = "anchorfl.pipeline.tracking.tracker.Tracker"
 STYLE = """
 .md-grid { max-width: 84rem; } /* our tables are wide */
+.md-typeset td code { word-break: normal; }
 .md-typeset h2.doc-heading { border-top: 1px solid var(--md-default-fg-color--lightest); padding-top: 1rem; }
 """
 FENCE = re.compile(r"^([ ]*)(`{3,}|~{3,}).*?^\1\2[`~]*$", re.DOTALL | re.MULTILINE)

@@ -14,6 +14,7 @@ import pytest
 
 import anchorfl
 from anchorfl.pipeline.methods import METHODS
+from tests.product.test_documents import small_runs
 
 pytest.importorskip("mkdocs", reason="MkDocs is not installed: pip install 'anchorfl[docs]'")
 ROOT = Path(__file__).parents[2]
@@ -99,3 +100,13 @@ def test_the_gallery_has_every_picture_and_commands():
     text = SOURCES["gallery.md"].read_text(encoding="utf-8")
     pictures = {f"images/{path.name}" for path in (ROOT / "docs" / "images").iterdir()}
     assert {*re.findall(r"images/[\w.-]+", text.replace("docs/images/", ""))} >= pictures
+
+
+def test_our_side_of_the_experiment_in_four_libraries_runs(tmp_path, monkeypatch):
+    code = re.findall(r"```python\n(.*?)```", SOURCES["coming-from.md"].read_text(encoding="utf-8"), re.DOTALL)[-1]
+    small_runs(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    assert names["run"].folder.is_dir()
+    assert len(names["run"].to_pandas()) == 2  # before round 1, and after it
