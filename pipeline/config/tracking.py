@@ -21,8 +21,9 @@ class TrackingOptions:
     log_model: bool = True
     """Log the trained model as an MLflow model (weights as safetensors, no pickle); false: only its files."""
     trackers: str = ""
-    """Further trackers, with commas between: ``tensorboard`` (in ``tensorboard/`` of the run folder), or a plug-in's,
-    by its name or ``package.module:Name`` (docs/plug-ins.md). One that fails costs the run nothing."""
+    """Further trackers, with commas between: ``tensorboard`` and ``wandb``, each in the folder of its name in the run
+    folder (``wandb`` sends nothing unless ``$WANDB_MODE`` is ``online``), or a plug-in's, by its name or
+    ``package.module:Name`` (docs/plug-ins.md). One that fails costs the run nothing."""
     register: str = ""
     """Name in MLflow's registry under which the trained model becomes a version, alias ``champion``; empty: none."""
 

@@ -1,4 +1,4 @@
-"""Trackers beside the run folder and MLflow: TensorBoard's, and those of plug-ins.
+"""Trackers beside the run folder and MLflow: TensorBoard's, Weights & Biases', and those of plug-ins.
 
 None of them can end a run: one that fails is named, and left out from then on. ``metrics.jsonl`` has every number.
 """
@@ -16,7 +16,7 @@ from anchorfl.pipeline.tracking.tracker import Tracker
 from anchorfl.tasks.errors import InputError, first_line
 from anchorfl.tasks.plugins import TRACKER, check_name_is_free, find_plugin
 
-HOME = {"tensorboard": "tensorboard:TensorBoard"}
+HOME = {"tensorboard": "tensorboard:TensorBoard", "wandb": "weights_and_biases:WeightsAndBiases"}
 """Name of a tracker -> module of this folder, and class."""
 WHERE = "[tracking] trackers"
 MakeTracker = Callable[[Path, int], Tracker]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import sys
 from pathlib import Path
 
@@ -119,10 +121,67 @@ def test_a_name_that_is_none_is_one_line(tmp_path, name, line):
     assert not (tmp_path / "run").exists()
 
 
-def test_tensorboard_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "anchorfl.pipeline.tracking.tensorboard", None)
-    with pytest.raises(InputError, match=r"pip install 'anchorfl\[tensorboard\]'"):
-        run(tracked("tensorboard"), tmp_path / "run", quiet)
+@pytest.fixture
+def wandb(tmp_path, monkeypatch):
+    """Return the package, kept off the user's settings and caches; its service ends with the test."""
+    package = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'anchorfl[wandb]'")
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_ENTITY", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "wandb of this user"))
+    yield package
+    package.teardown()
+
+
+def wandb_records(file):
+    """Yield what a ``.wandb`` file holds: LevelDB's log of protocol buffers, in blocks of 32 KiB, after 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, whole = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def test_wandb_goes_on_in_the_same_run_and_has_the_numbers_of_the_records(tmp_path, wandb, monkeypatch):
+    """Offline, as long as nobody asks for more; the project is the experiment's, or that of the environment."""
+    folder = tmp_path / "run"
+    with stopped_before(2):
+        run(tracked("wandb"), folder, quiet)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    resume(folder, quiet)
+    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    got = [list(wandb_records(file)) for file in files]
+    runs = [next(r.run for r in records if r.WhichOneof("record_type") == "run") for records in got]
+    about = json.loads((folder / "run.json").read_text())
+    assert [(r.run_id, r.display_name) for r in runs] == [(about["id"], "run")] * 2
+    assert [r.project for r in runs] == ["toy-single", "mine"]
+    config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
+    assert config["method"] == "fedavg"
+    assert config["federation.rounds"] == 3
+    rows = [r.history for records in got for r in records if r.WhichOneof("record_type") == "history"]
+    logged = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in row.item} for row in rows]
+    records = read_records(folder)[0]
+    assert [row["_step"] for row in logged] == [r.round for r in records]
+    for row, record in zip(logged, records, strict=True):
+        scores = {f"{name}/{c}": v for name, values in record.per_class.items() for c, v in values.items()}
+        assert {k: v for k, v in row.items() if not k.startswith("_")} == record.metrics | scores
+    exits = [r.exit.exit_code for records in got for r in records if r.WhichOneof("record_type") == "exit"]
+    assert exits == [1, 0]
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "tensorboard"), ("wandb", "weights_and_biases")])
+def test_one_that_is_not_installed_is_one_line(tmp_path, monkeypatch, name, module):
+    monkeypatch.setitem(sys.modules, f"anchorfl.pipeline.tracking.{module}", None)
+    with pytest.raises(InputError, match=rf"pip install 'anchorfl\[{name}\]'"):
+        run(tracked(name), tmp_path / "run", quiet)
 
 
 def test_a_folder_of_others_opens_none(tmp_path, monkeypatch, capsys):
