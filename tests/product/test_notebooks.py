@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import matplotlib as mpl
+import optuna
 import pytest
 from matplotlib import pyplot as plt
 
@@ -106,3 +107,6 @@ def test_read_a_sweep(execute, capsys):
     assert names["table"]["score"].is_monotonic_decreasing
     assert f"trial {names['sweep'].best.number}: " in capsys.readouterr().out
     assert all(Path("runs/sweep/report", name).exists() for name in ("report.html", "best.toml"))
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend("runs/sweep/optuna.log"))
+    best = optuna.load_study(study_name="sweep", storage=storage).best_trial
+    assert (best.number, best.params) == (names["sweep"].best.number, names["sweep"].best.point)

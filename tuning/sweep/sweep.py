@@ -1,7 +1,8 @@
 """A sweep from preset to report: search on validation, choose by a named rule, run the choice on fresh seeds.
 
 The folder: ``sweep.json`` (what was asked), ``ledger.jsonl`` (what happened), ``trials/0000/seed-0/`` and so on (runs
-in short), ``final/trial-0007-seed-2/`` (the choice in full), ``report/``. MLflow gets it all from there.
+in short), ``final/trial-0007-seed-2/`` (the choice in full), ``report/``. MLflow gets it all from there, and Optuna a
+copy of the trials (``optuna.log``).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from anchorfl.tuning.search.study import Observer, Study, read_trials
 from anchorfl.tuning.search.trial import TrialContext, bundles, final_experiment, point_experiment, train_trial
 from anchorfl.tuning.search.tune_adapter import Budget, max_concurrent_trials, search
 from anchorfl.tuning.sweep.final_runs import read_final_runs, run_final_runs
+from anchorfl.tuning.sweep.optuna_file import OptunaFile
 from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan
 from anchorfl.tuning.sweep.progress import SweepProgress
 from anchorfl.tuning.sweep.records import SweepRecords, as_trial
@@ -90,7 +92,11 @@ class _SweepRun:
         records.begin()
         status: Status = "FAILED"
         try:
-            study = self._make_study(ledger, [records, progress, self.sweep_backup])
+            plan = self.plan
+            for_optuna = OptunaFile(
+                self.folder, plan.space, plan.preset_point, plan.options.rule, ledger.events, self.log
+            )
+            study = self._make_study(ledger, [records, progress, for_optuna, self.sweep_backup])
             study.replay()
             progress.start()
             budget = self._budget(study, lambda: before + time.time() - began)
