@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class NamesError(ValueError):
     """Bad table or class names by the user: one line that says what is wrong, where, and how to mend it."""
+
+
+class NetworkError(ValueError):
+    """A network that cannot be made for an input: one line that says why."""

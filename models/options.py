@@ -12,6 +12,14 @@ Pooling = Literal["auto", "mean", "first", "projected"]
 
 NETWORKS = "auto", "resnet8", "resnet20", "resnet18", "resnet34", "resnet50"
 """Networks of AnchorFL. All but ``auto`` are residual."""
+LIBRARIES = {"timm": ("timm", "timm"), "torchvision": ("torchvision", "torchvision"), "hf": ("transformers", "plm")}
+"""Prefixes of ``model.network`` -> the package whose networks they name, and the extra of AnchorFL that installs it."""
+
+
+def library_of(network: str) -> str:
+    """Return the prefix of a network of a library, such as ``timm``; empty for any other network."""
+    prefix, colon, _ = network.partition(":")
+    return prefix if colon and prefix in LIBRARIES else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,8 @@ class ModelOptions:
 
     network: str = "auto"
     """Encoder: ``auto``, by the kind of input (docs/networks.md); ``resnet8``, ``resnet20``, ``resnet18``, ``resnet34``
-    or ``resnet50``, for images; or a plug-in's, by its name or ``package.module:Name`` (docs/plug-ins.md)."""
+    or ``resnet50``, for images; ``timm:NAME``, ``torchvision:NAME`` or ``hf:FOLDER``, a library's; or a plug-in's, by
+    its name or ``package.module:Name`` (docs/plug-ins.md)."""
     stem: Literal["auto", "imagenet", "small"] = "auto"
     """First layer of a residual network: ``imagenet``, 7x7 with stride 2 and max-pooling; ``small``, 3x3; ``auto``:
     ``small`` up to 64 pixels a side."""

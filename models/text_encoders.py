@@ -82,16 +82,23 @@ def mean_states(state_MLD: Tensor, mask_ML: Tensor) -> Tensor:
 def _transformer(model: str, pooling: Pooling) -> Iterator[Encode]:
     """Yield the encoder of a transformers model, loaded without chatter."""
     transformers = _import("transformers", model, INSTALL)
-    talk = transformers.utils.logging
-    before, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
-    talk.set_verbosity_error()
-    talk.disable_progress_bar()
-    try:
+    with quiet(transformers):
         tokenizer, network = _from_pretrained(transformers, model)
         _check(network, model, pooling)
         network = network.eval().float()
         with torch.inference_mode():
             yield lambda texts: _encode(tokenizer, network, texts, model, pooling)
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Have transformers print neither warnings nor progress bars in the block."""
+    talk = transformers.utils.logging
+    before, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
+    talk.set_verbosity_error()
+    talk.disable_progress_bar()
+    try:
+        yield
     finally:
         talk.set_verbosity(before)
         if bars:

@@ -41,6 +41,23 @@ class PluginKind:
     """Group of its entry points: ``anchorfl.methods``."""
 
 
+@dataclass(frozen=True, slots=True)
+class LibraryCode:
+    """Code of an installed library that stands in a plug-in's place: known by its version, and not by its source."""
+
+    name: str
+    """As the option names it: ``timm:resnet18``."""
+    package: str
+    """Package and version: ``timm==1.0``."""
+    files: tuple[Path, ...] = ()
+    """Files that it is made from, whose content counts."""
+
+    def digest(self) -> str:
+        """Return the SHA-256 of name, version and files."""
+        contents = [_file_digest(path, path.stat().st_mtime_ns, path.stat().st_size) for path in self.files]
+        return hashlib.sha256(repr((self.name, self.package, contents)).encode()).hexdigest()
+
+
 METHOD = PluginKind("method", "anchorfl.methods")
 TASK = PluginKind("task", "anchorfl.tasks")
 NETWORK = PluginKind("network", "anchorfl.networks")
@@ -184,6 +201,8 @@ def _place(error: BaseException) -> str:
 
 def dotted_name(of: Any) -> str:
     """Return the module and the name of a class or function, as ``find_plugin`` takes it."""
+    if isinstance(of, LibraryCode):
+        return of.name
     return f"{of.__module__}:{of.__qualname__}"
 
 
@@ -199,8 +218,10 @@ def offered_name(kind: PluginKind, name: str, of: Any) -> str:
 
 def code_digest(of: Any) -> str:
     """Return the SHA-256 of the source of the package that holds a class or function: of its module, where that is in
-    no package, and of the object alone, where it is typed into a script or a notebook.
+    no package, and of the object alone, where it is typed into a script or a notebook. Of a library: its version's.
     """
+    if isinstance(of, LibraryCode):
+        return of.digest()
     module = sys.modules[of.__module__]
     if of.__module__ == "__main__" or not getattr(module, "__file__", None):
         return hashlib.sha256(_source(of).encode()).hexdigest()
@@ -242,5 +263,7 @@ def packages_of(of: Any) -> list[str]:
     """Return the packages that a class or function is of, ``fancy-fl==0.2``; none where it is of no installed one."""
     from importlib.metadata import packages_distributions
 
+    if isinstance(of, LibraryCode):
+        return [of.package]
     names = packages_distributions().get(of.__module__.partition(".")[0], [])
     return [f"{name}=={version(name)}" for name in dict.fromkeys(names)]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from anchorfl.models.dropout import MaskSource
+from anchorfl.models.encoders.libraries import LINEAR, LibraryEncoder
+from anchorfl.models.errors import NetworkError
 from anchorfl.models.options import EncoderSpec
 from anchorfl.models.start import start_from
 
@@ -39,6 +41,8 @@ def make(make_encoder: MakeEncoder, spec: EncoderSpec, source: MaskSource, where
     """Return the encoder. where: its option, for messages. ValueError where its code fails or gives no network."""
     try:
         net = make_encoder(spec)
+    except NetworkError as error:
+        raise ValueError(f"{where}: {error}") from error
     except Exception as error:  # it is anybody's code
         lines = str(error).strip().splitlines()
         raise ValueError(f"{where}: making it failed ({type(error).__name__}: {lines[0] if lines else ''})") from error
@@ -54,7 +58,10 @@ def start(encoder: PlugIn, values: Mapping[str, Tensor], where: str) -> None:
     """
     if not values.keys() <= encoder.net.state_dict().keys():
         values = {name.removeprefix("net."): value for name, value in values.items()}
-    start_from(encoder.net, values, where)
+    if isinstance(encoder.net, LibraryEncoder):
+        start_from(encoder.net, encoder.net.named(values), where, (LINEAR,))
+    else:
+        start_from(encoder.net, values, where)
 
 
 def check(encoder: PlugIn, spec: EncoderSpec, where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from anchorfl.models.options import NETWORKS
+from anchorfl.models.options import NETWORKS, library_of
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.tasks.errors import InputError
 
@@ -38,7 +38,8 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     belong("federation.steps 0", not federation.steps, "federation", "epochs")
     network = experiment.model.network
     belong("model.network auto", network == "auto", "model", "heads", "feedforward")
-    belong("model.network auto", network not in NETWORKS[1:], "model", "dropout")
+    own_dropout = network in NETWORKS[1:] or bool(library_of(network))
+    belong("model.network auto", not own_dropout, "model", "dropout")
     belong("class_embeddings.init cooccurrence", named and init == "cooccurrence", "class_embeddings", "table")
     encoded = head.concepts or (named and init == "language_model")
     belong("class_embeddings.init language_model", encoded, "class_embeddings", *ENCODER)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from anchorfl.models.options import library_of
 from anchorfl.pipeline.cluster.auth_token import create
 from anchorfl.pipeline.config.experiment import Experiment, digest, redacted_tree
 from anchorfl.pipeline.config.schema import with_options
@@ -60,7 +61,9 @@ def places_of(tree: Mapping[str, Any]) -> dict[str, str]:
         section, _, key = option.partition(".")
         table = tree.get(section)
         place = table.get(key, "") if isinstance(table, dict) else ""
-        if isinstance(place, str) and place not in NO_PLACE and (option not in NAMES or names_code(place)):
+        if not isinstance(place, str) or place in NO_PLACE or (option in NAMES and not names_code(place)):
+            continue
+        if option != "model.network" or library_of(place) in ("", "hf"):  # of the others no name reads a file
             out[option] = place
     return out
 
