@@ -8,6 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from anchorfl.models.adapters import add_adapters
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.encoders import plug_in
@@ -17,6 +18,7 @@ from anchorfl.models.encoders.resnet import LINEAR, Network, ResNet, stem_for
 from anchorfl.models.encoders.side_by_side import SideBySide
 from anchorfl.models.encoders.sparse import SparseEncoder
 from anchorfl.models.encoders.transformer import TransformerEncoder
+from anchorfl.models.errors import NetworkError
 from anchorfl.models.heads import ConceptHead, CosineHead, FrameHead, LabelHead, LinearHead, PrototypeHead
 from anchorfl.models.options import NETWORKS, EncoderSpec, ModelOptions
 from anchorfl.models.start import start_from
@@ -98,6 +100,11 @@ def _encoder(
         other = plug_in.make(network, spec, masks, f"model.network = {options.network!r}")
         if start is not None:
             plug_in.start(other, start, options.weights)
+        if options.lora_rank:
+            try:
+                add_adapters(other.net, options.lora_rank)
+            except NetworkError as error:
+                raise ValueError(f"model.network = {options.network!r}: {error}") from error
         return other
     encoder = _make_encoder(options, kind, shape, vocabulary, masks)
     if start is not None:

@@ -60,6 +60,9 @@ class ModelOptions:
     weights: str = ""
     """Weights that the encoder starts from: a .safetensors file, or that of a run's ``model`` folder; a relative path
     is looked up below ``$ANCHORFL_DATA`` too. Empty: drawn from the seed."""
+    lora_rank: int = 0
+    """Rank of low-rank adapters (LoRA) in the linear layers of a library's or a plug-in's network, whose own weights
+    stay as they are and do not travel (docs/networks.md); 0: none, all weights are trained."""
     width: int = 256
     """Width d of the representation."""
     heads: int = 4
@@ -75,6 +78,13 @@ class ModelOptions:
         for name in ("width", "heads", "feedforward"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} = {getattr(self, name)}: must be at least 1")
+        if self.lora_rank < 0:
+            raise ValueError(f"model.lora_rank = {self.lora_rank}: must be at least 0")
+        if self.lora_rank and self.network in NETWORKS:
+            raise ValueError(
+                f"model.lora_rank = {self.lora_rank} is for networks of libraries and plug-ins, and model.network ="
+                f" {self.network!r} is AnchorFL's: set it to 0"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout = {self.dropout}: must be in [0, 1)")
         if not 0 < self.embedding_std < math.inf:

@@ -51,6 +51,10 @@ class LibraryEncoder(nn.Module):
         out: Tensor = self.linear(self.run(self.net, x))
         return out
 
+    def brought(self) -> list[nn.Module]:
+        """Return the parts whose values are no file's of the library, but this task's."""
+        return [self.linear, *(self.get_submodule(name) for name in self.own)]
+
     def named(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return tensors under this encoder's names, of which a file of the library's lacks the prefix ``net.`` and has
         the classifier beside.

@@ -41,6 +41,11 @@ def check_same_data(now: Mapping[str, str], folder: Path) -> None:
                 f"{folder}: its data are prepared otherwise now ({name} differs): go on with the version and the raw"
                 " files that it began with, or start anew in another --output"
             )
+    if "frozen_digest" in tags and tags["frozen_digest"] != now.get("frozen_digest"):
+        raise InputError(
+            f"{folder}: its frozen weights are others now: put back the file of model.weights, or the folder of the"
+            " network, that it began with, or start anew in another --output"
+        )
 
 
 def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:

@@ -11,6 +11,7 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from safetensors.torch import save
 
+from anchorfl.models.adapters import frozen_of
 from anchorfl.models.build import Head, build
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.encoders.plug_in import MakeEncoder
@@ -33,6 +34,8 @@ from anchorfl.tasks.registry import find_maker
 
 FORMAT = 2
 WEIGHTS, METADATA = "weights.safetensors", "model.json"
+FROZEN = "frozen.safetensors"
+"""Weights that were not trained, of a model with adapters."""
 CODE_OF_MODELS = "model.network", "task.name"
 """Options of ``model.json`` that may name a module."""
 TEXT = "text"
@@ -67,7 +70,9 @@ class SavedModel:
 
 
 def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict[str, Any]) -> None:
-    """Write ``weights.safetensors`` and ``model.json`` into ``folder``. metadata: facts of the run to keep with it."""
+    """Write ``weights.safetensors`` and ``model.json`` into ``folder``, and ``frozen.safetensors`` for a model with
+    adapters. metadata: facts of the run to keep with it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     manifest, experiment = run_spec.data().manifest, run_spec.experiment
     content = {
@@ -88,6 +93,10 @@ def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict
         "seal": seal_of(experiment, CODE_OF_MODELS),
         **metadata,
     }
+    if experiment.model.lora_rank:
+        frozen = frozen_of(run_spec.model())
+        content["frozen_checksum"] = messages.checksum(frozen)
+        write_atomically(folder / FROZEN, save({k: v.contiguous() for k, v in frozen.items()}))
     write_atomically(folder / WEIGHTS, save({k: v.contiguous() for k, v in weights.items()}))
     write_atomically(folder / METADATA, json.dumps(content, indent=1).encode())
 
@@ -109,6 +118,7 @@ class ModelMetadata(TypedDict):
     metrics: NotRequired[Metrics]
     seal: NotRequired[str]
     task_plugin: NotRequired[str]
+    frozen_checksum: NotRequired[str]
 
 
 def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
@@ -120,13 +130,10 @@ def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
     hint = "is the run finished? 'anchorfl resume' ends one that was interrupted"
     try:
         metadata = _read_metadata(read_text_bytes(folder / METADATA), folder / METADATA, hint)
-        weights = tensors(regular(folder / WEIGHTS).read_bytes())
+        weights = _weights(folder / WEIGHTS, metadata["checksum"], hint)
+        frozen = _weights(folder / FROZEN, stated, hint) if (stated := metadata.get("frozen_checksum")) else {}
     except FileNotFoundError as error:
         raise InputError(f"{folder} holds no trained model ({error.filename} is missing); {hint}") from error
-    except WeightsError as error:
-        raise InputError(f"{folder / WEIGHTS} is damaged ({error}); {hint}") from error
-    if messages.checksum(weights) != metadata["checksum"]:
-        raise InputError(f"{folder / WEIGHTS} does not have the checksum that {METADATA} states; copy the model again")
     named = str(metadata["model"].get("network", "auto"))
     task_plugin = metadata.get("task_plugin", "")
     code = {"model": {"network": named}, "task": {"name": task_plugin}}
@@ -137,13 +144,24 @@ def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
     check_own_code(code, metadata.get("seal", ""), folder / METADATA, typed)
     make_encoder = find_network(named)
     try:
-        spec, model = _built(metadata, weights, make_encoder)
+        spec, model = _built(metadata, weights, frozen, make_encoder)
     except (ValueError, RuntimeError) as error:
         raise InputError(f"{folder / METADATA} does not fit {WEIGHTS} ({error}); copy the model again") from error
     names, metrics = tuple(metadata["class_names"]), metadata.get("metrics", "threshold")
     code_of = [of for of in (make_encoder, task_plugin and find_maker(task_plugin)) if of]
     packages = tuple(dict.fromkeys(name for of in code_of for name in packages_of(of)))
     return SavedModel(model.eval(), metadata["task"], names, metadata["kind"], spec, metrics, task_plugin, packages)
+
+
+def _weights(path: Path, stated: str, hint: str) -> Tensors:
+    """Return the tensors of a file. InputError where it is damaged or has another checksum; FileNotFoundError."""
+    try:
+        weights = tensors(regular(path).read_bytes())
+    except WeightsError as error:
+        raise InputError(f"{path} is damaged ({error}); {hint}") from error
+    if messages.checksum(weights) != stated:
+        raise InputError(f"{path} does not have the checksum that {METADATA} states; copy the model again")
+    return weights
 
 
 def check_checksum(folder: Path, stated: str, record: Path) -> None:
@@ -175,7 +193,9 @@ def _read_metadata(data: bytes, where: Path, hint: str) -> ModelMetadata:
     return found
 
 
-def _built(metadata: ModelMetadata, weights: Tensors, make_encoder: MakeEncoder | None) -> tuple[InputSpec, Classifier]:
+def _built(
+    metadata: ModelMetadata, weights: Tensors, frozen: Tensors, make_encoder: MakeEncoder | None
+) -> tuple[InputSpec, Classifier]:
     """Build the network with its weights. Raise ValueError or RuntimeError where the two do not fit.
 
     It is first built without memory for its values (torch's device ``meta``) and held against ``weights``: a
@@ -206,4 +226,8 @@ def _built(metadata: ModelMetadata, weights: Tensors, make_encoder: MakeEncoder 
             )  # fmt: skip
         messages.fill(model.state_dict(), weights)  # the same names, shapes and types
     model.load_state_dict(weights)
+    if options.lora_rank:
+        messages.fill(frozen_of(model), frozen)
+        for name, value in frozen_of(model).items():
+            value.copy_(frozen[name])
     return spec, model

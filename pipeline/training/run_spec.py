@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorfl.models.adapters import frozen_of
 from anchorfl.models.build import build
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.lower_precision import use_bfloat16
@@ -39,9 +40,14 @@ class RunSpec:
         return Prepared.of_process(self.prepared)
 
     def vectors(self) -> dict[str, str]:
-        """Return checksums of class-name vectors and concepts: options say how they are made, not what came of it."""
+        """Return checksums of class-name vectors, concepts and frozen weights: options say how they are made, not what
+        came of it.
+        """
         vectors = {"names_digest": self.vectors_CP, "concepts_digest": self.concepts_CMD}
-        return {name: checksum({"vectors": value}) for name, value in vectors.items() if value is not None}
+        digests = {name: checksum({"vectors": value}) for name, value in vectors.items() if value is not None}
+        if self.experiment.model.lora_rank:
+            digests["frozen_digest"] = checksum(frozen_of(self.model()))
+        return digests
 
     def objective(self) -> Objective:
         """Return the single- or multi-label objective."""
