@@ -41,7 +41,7 @@ def add_adapters(net: nn.Module, rank: int) -> None:
     layers = [m for m in net.modules() if isinstance(m, nn.Linear) and id(m) not in brought]
     if not layers:
         raise NetworkError("has no linear layer (torch.nn.Linear) for an adapter: set model.lora_rank to 0")
-    adapters = dict[nn.Parameter, LowRank]()
+    adapters = dict[Tensor, LowRank]()
     for layer in layers:
         if layer.weight not in adapters:
             adapters[layer.weight] = LowRank(layer.weight, rank)

@@ -80,7 +80,7 @@ def _of_timm(name: str, spec: EncoderSpec) -> LibraryEncoder:
     timm: Any = importlib.import_module("timm")
     if not timm.is_model(name):
         raise _unknown("timm", name, timm.list_models())
-    sized = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)  # as transformers for images are
+    sized = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)  # such as a vision transformer
     size = {"img_size": spec.shape[1:]} if sized else {}
     net = timm.create_model(name, pretrained=False, in_chans=spec.shape[0], num_classes=0, **size)
     classifier = net.default_cfg.get("classifier") or ()
@@ -114,6 +114,7 @@ def _of_transformers(folder: Path, spec: EncoderSpec) -> LibraryEncoder:
     Its words are the task's, whose vectors are drawn in any case: an id means another word in the file.
     """
     transformers: Any = importlib.import_module("transformers")
+    net: Any
     with quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         if spec.kind == "tokens":
@@ -129,7 +130,8 @@ def _of_transformers(folder: Path, spec: EncoderSpec) -> LibraryEncoder:
     wanted = {"input_ids": "tokens", "pixel_values": "image"}.get(net.main_input_name, net.main_input_name)
     if spec.kind != wanted:
         raise NetworkError(f"a {type(net).__name__} is for inputs of kind {wanted!r}, and these are {spec.kind!r}")
-    if any(True for _ in getattr(net, "pooler", nn.Identity()).parameters()):
+    pooler = getattr(net, "pooler", None)
+    if isinstance(pooler, nn.Module) and next(pooler.parameters(), None) is not None:
         net.pooler = None  # its output is not used
     if spec.kind == "image":
         return LibraryEncoder(net, _image_states, spec)
