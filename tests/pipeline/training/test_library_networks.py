@@ -111,9 +111,9 @@ def seeded(library, name, spec):
         return make(library, str(name), spec)
 
 
-def test_one_keeps_the_contract(tmp_path, folder):
+def test_one_with_adapters_keeps_the_contract(tmp_path, folder):
     """Two runs, a stopped one and forked workers give the same bits; its saved model is read again."""
-    check_network(f"hf:{folder('bert')}", "toy-single", tmp_path / "runs")
+    check_network(f"hf:{folder('bert')}", "toy-single", tmp_path / "runs", lora_rank=2)
 
 
 def test_one_with_batch_norm_keeps_the_contract(tmp_path, stand_ins):
