@@ -89,7 +89,7 @@ DRAW = lifecycle._draw
 def _no_pictures():
     """Runs draw none at their end, which is most of the time of a run on a toy task; ``pictures`` has them drawn."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lifecycle, "_draw", lambda run_spec, folder: (folder / "report").mkdir(exist_ok=True))
+        patch.setattr(lifecycle, "_draw", lambda run_spec, folder, result: (folder / "report").mkdir(exist_ok=True))
         yield
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import anchorfl.pipeline.cli.main
+from anchorfl.pipeline.cli import report
 from anchorfl.pipeline.cli.commands import probe
 from anchorfl.pipeline.cli.main import Add, run_console, run_main
 from anchorfl.tuning import commands
@@ -45,8 +45,9 @@ def _more(add: Add) -> None:
     shipped.add_argument("--toml", default="", metavar="NAME", help="print one as a TOML file of its own")
     shipped.add_argument("--diff", nargs=2, default=(), metavar="NAME", help="the options in which two differ")
     shipped.add_argument("--json", action="store_true", help="the figures as a list of objects on standard output")
-    report = add("report", commands.report, "write the report of a sweep again, also while it runs")
-    report.add_argument("sweep", type=Path, help="folder of the sweep")
+    report.arguments(
+        add("report", commands.report, "one HTML page of a run, or of several; the report of a sweep again")
+    )
     inner = add("cluster", None, "check a cluster.yaml").add_subparsers(metavar="COMMAND", required=True)
     description = "validate a cluster.yaml without a cloud account, and say what to type next"
     check = inner.add_parser("check", help=description, description=description)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from anchorfl.pipeline.cli.report import report as report_runs
 from anchorfl.pipeline.cli.resumable import resumable
 from anchorfl.pipeline.terminal import say, width
 from anchorfl.tasks.errors import InputError
@@ -70,13 +71,20 @@ def sweep(arguments: list[str]) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report of a sweep again."""
-    from anchorfl.tuning.sweep.plan import load_plan
+    """Write the page of runs, or serve it; of a sweep's folder, write its report again."""
+    from anchorfl.tuning.sweep.plan import PLAN_FILE, load_plan
+
+    sweeps = [folder for folder in options.runs if (folder / PLAN_FILE).exists()]
+    if not sweeps:
+        return report_runs(options)
+    if len(options.runs) > 1 or options.out or options.serve is not None:
+        raise InputError(f"{sweeps[0]} is a sweep: name it alone, without --out and --serve")
     from anchorfl.tuning.sweep.report import write_report
     from anchorfl.tuning.sweep.sweep import read_sweep
 
-    plan = load_plan(options.sweep, {})
-    for path in write_report(read_sweep(plan, options.sweep.resolve()), options.sweep / "report", plan.text):
+    folder = sweeps[0]
+    plan = load_plan(folder, {})
+    for path in write_report(read_sweep(plan, folder.resolve()), folder / "report", plan.text):
         say(path)
     return 0
 

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.run.progress import format_duration
-from anchorfl.pipeline.storage.run_folder import LOCK, RUNS, read_result
+from anchorfl.pipeline.storage.run_folder import RUNS, read_result, state_of
 from anchorfl.pipeline.storage.run_record import read_metadata, with_final_scores
 from anchorfl.pipeline.terminal import say, say_error, table, width
 from anchorfl.tasks.errors import InputError
@@ -94,28 +92,12 @@ def _entry(run: Path, created: float) -> dict[str, Any]:
         if family.primary.name in result.get("scores", {}).get(split, {}):
             scored = split, result["scores"][split][family.primary.name]
     return {
-        "name": run.name, "folder": str(run), "state": _state(run, metadata["status"], bool(result)),
+        "name": run.name, "folder": str(run), "state": state_of(run, metadata["status"], finished=bool(result)),
         "round": records[-1].round if records else 0, "rounds": params.get("federation.rounds", 0),
         "split": scored[0], "measure": family.primary.short, "score": scored[1],
         "age_seconds": max(0.0, time.time() - created),
         "data": metadata["experiment"], "method": params.get("method", "?"), "seed": params.get("seed", 0),
     }  # fmt: skip
-
-
-def _state(run: Path, status: str, finished: bool) -> str:
-    """Return what a run is at: who holds its lock trains it now."""
-    if finished:
-        return "finished"
-    stopped = "failed" if status == "FAILED" else "interrupted"
-    if not (run / LOCK).exists():
-        return stopped
-    try:
-        with FileLock(run / LOCK, 0, thread_local=False, fallback_to_soft=False):
-            return stopped
-    except Timeout:
-        return "running"
-    except OSError:  # of somebody else, who alone may lock it
-        return stopped
 
 
 def env(options: argparse.Namespace) -> int:

@@ -115,14 +115,20 @@ class Comparison:
 
 def load_run(folder: Path, split: Split = "test") -> RunSummary:
     """Read a run folder in numbers, those of a split. Raise InputError where there is no run or no finished round."""
+    run = load_begun(folder, split)
+    if not run.records:
+        raise InputError(f"{folder} holds no finished round (metrics.jsonl); go on with: anchorfl resume {folder}")
+    return run
+
+
+def load_begun(folder: Path, split: Split = "test") -> RunSummary:
+    """Read a run folder as ``load_run`` does, also one without a finished round."""
     metadata = read_metadata(folder)
     if not metadata:
         raise InputError(
             f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
         )
     records = tuple(with_final_scores(folder))
-    if not records:
-        raise InputError(f"{folder} holds no finished round (metrics.jsonl); go on with: anchorfl resume {folder}")
     params: dict[str, Any] = metadata["params"]
     return RunSummary(
         folder=folder,
@@ -152,7 +158,7 @@ def compare(folders: Iterable[Path], out: Path | None, width: int | None = None)
         raise InputError("no run to compare; name at least one run folder")
     if not any(name.startswith("test/") for run in runs for record in run.records for name in record.metrics):
         runs = tuple(load_run(folder, "validation") for folder in named)
-    groups = _groups(runs)
+    groups = groups_of(runs)
     families = _families(runs)
     notes = _notes(groups)
     also = "".join(f", best {m.short}: that with the best validation {m.shown}" for f in families for m in f.also)
@@ -235,7 +241,8 @@ def _key(run: RunSummary) -> tuple[Any, ...]:
     return run.task, run.method, tuple(sorted((key, str(value)) for key, value in fixed.items()))
 
 
-def _groups(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
+def groups_of(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
+    """Return the runs in groups that differ in their seed alone, in the order of the runs."""
     members: dict[tuple[Any, ...], list[RunSummary]] = {}
     for run in runs:
         members.setdefault(_key(run), []).append(run)

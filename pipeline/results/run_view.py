@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from anchorfl.pipeline.config.experiment import Experiment, data_and_method
 from anchorfl.pipeline.results.in_memory import Model, open_model
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 class Run:
     """A run: its folder, and what is in it. A run that was interrupted has its rounds so far, and no result."""
 
-    def __init__(self, folder: str | Path) -> None:
-        """Errors: InputError where the folder holds no run."""
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, data: Prepared | None = None) -> None:
+        """data: those of the run, of a caller who has them. Errors: InputError where the folder holds no run."""
+        self.folder, self._data = Path(folder), data
         self.experiment: Experiment = read_experiment(self.folder)
 
     @property
@@ -90,17 +92,11 @@ class Run:
         """
         import pandas as pd
 
-        columns: dict[str, dict[str, float]] = {}
-        for record in self._records():
-            columns |= record.per_class
+        columns = last_class_scores(self._records())
         if not columns:
             raise InputError(f"{self.folder}: its rounds have no scores by class")
         table = pd.DataFrame(dict(sorted(columns.items())))
-        cards, names = self._prepared.cards(), self._prepared.manifest.class_names
-        count_C = np.zeros(len(names), dtype=np.int64)
-        for identified in cards.identified:
-            count_C[list(identified)] += 1
-        table.insert(0, "clients", pd.Series(dict(zip(names, count_C.tolist(), strict=True))))
+        table.insert(0, "clients", pd.Series(identifying_clients(self.data)))
         return table.rename_axis("class").sort_values("clients", kind="stable")
 
     def partition(self) -> pd.DataFrame:
@@ -110,7 +106,7 @@ class Run:
         """
         import pandas as pd
 
-        data, held = self._prepared, self._prepared.class_histogram()
+        data, held = self.data, self.data.class_histogram()
         triples = zip(held.client_H.tolist(), held.class_H.tolist(), held.rows_H.tolist(), strict=True)
         rows = {(client, c): number for client, c, number in triples}
         identified = {(client, c) for client, classes in enumerate(data.cards().identified) for c in classes}
@@ -125,15 +121,19 @@ class Run:
         """
         import pandas as pd
 
-        data, model = self._prepared, self.model
+        names = list(self.model.class_names)
+        index, columns = pd.Index(names, name="true"), pd.Index(names, name="predicted")
+        return pd.DataFrame(self.confusion_counts(), index=index, columns=columns)
+
+    def confusion_counts(self) -> npt.NDArray[np.int64]:
+        """Return ``confusion`` as an array [C, C], true class by decision."""
+        data, model = self.data, self.model
         if data.manifest.kind != "single":
             raise InputError(f"{self.folder}: classes of a multi-label task do not exclude each other")
         rows = data.split("test", model.objective)
         known_N = (rows.y_NC * rows.known_NC).any(-1)
         predicted_N = model.logits(rows).argmax(-1)[known_N].numpy()
-        count_CC = count_confusion(rows.y_NC[known_N].argmax(-1).numpy(), predicted_N, len(model.class_names))
-        names = list(model.class_names)
-        return pd.DataFrame(count_CC, index=pd.Index(names, name="true"), columns=pd.Index(names, name="predicted"))
+        return count_confusion(rows.y_NC[known_N].argmax(-1).numpy(), predicted_N, len(model.class_names))
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {', '.join(self._summary().values())}"
@@ -168,7 +168,24 @@ class Run:
         return with_final_scores(self.folder)
 
     @cached_property
-    def _prepared(self) -> Prepared:
-        """The data, from the cache or prepared again."""
+    def data(self) -> Prepared:
+        """The prepared data, from the cache or prepared again. Errors: InputError where the raw files are missing."""
         experiment = self.experiment
-        return prepare(task_of(experiment.task), experiment.task, experiment.seed, engine="local")
+        return self._data or prepare(task_of(experiment.task), experiment.task, experiment.seed, engine="local")
+
+
+def last_class_scores(records: Sequence[RoundRecord]) -> dict[str, dict[str, float]]:
+    """Return the last scores of every class that rounds have: metric -> class name -> score."""
+    scores: dict[str, dict[str, float]] = {}
+    for record in records:
+        scores |= record.per_class
+    return scores
+
+
+def identifying_clients(data: Prepared) -> dict[str, int]:
+    """Return the number of clients that identify each class, by its name."""
+    names = data.manifest.class_names
+    count_C = np.zeros(len(names), dtype=np.int64)
+    for identified in data.cards().identified:
+        count_C[list(identified)] += 1
+    return dict(zip(names, count_C.tolist(), strict=True))

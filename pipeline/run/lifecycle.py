@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.config.experiment import Experiment, digest
@@ -274,7 +274,7 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
     if summary := state.summary(loop.restarts):
         loop.progress.log(summary)
     write_per_class(folder)
-    _draw(run_spec, folder)
+    _draw(run_spec, folder, content)
     write_atomically(folder / "partition.json", run_spec.data().content("partition.json"))
     for name in artifacts:
         tracker.artifact(folder / name)
@@ -283,15 +283,19 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
     return Result(folder, checksum, scores)
 
 
-def _draw(run_spec: RunSpec, folder: Path) -> None:
-    """Draw the curves and the partition of a run, below its folder."""
+def _draw(run_spec: RunSpec, folder: Path, result: Mapping[str, Any]) -> None:
+    """Draw the curves and the partition of a run, and write its page, below its folder. result: of result.json."""
     # here, since matplotlib takes a second to import, and a run starts without
     from anchorfl.pipeline.results.compare import compare
     from anchorfl.pipeline.results.partition_plot import draw_partition
+    from anchorfl.pipeline.results.run_page import PAGE, run_page
+    from anchorfl.pipeline.results.run_view import Run
 
     compare([folder], folder / "report")
     data = run_spec.data()
     draw_partition(data.manifest, data.class_histogram(), folder / "report" / "partition.png")
+    page = run_page([Run(folder, data)], ended=result)
+    write_atomically(folder / "report" / PAGE, page.encode())
 
 
 def _scores_of(folder: Path, round_: int, names: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

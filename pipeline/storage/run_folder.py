@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from filelock import FileLock, Timeout
 
@@ -21,6 +21,7 @@ from anchorfl.tasks.files.regular_files import read_text_bytes
 
 RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
+RunState = Literal["finished", "running", "interrupted", "failed"]
 
 
 def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Path:
@@ -72,6 +73,22 @@ def lock_run(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
                 with suppress(OSError):  # Windows removes no open file
                     path.unlink()
                     folder.rmdir()
+
+
+def state_of(folder: Path, status: str, *, finished: bool) -> RunState:
+    """Return what a run is at: who holds its lock trains it now. status: of its record; finished: it has a result."""
+    if finished:
+        return "finished"
+    stopped: RunState = "failed" if status == "FAILED" else "interrupted"
+    if not (folder / LOCK).exists():
+        return stopped
+    try:
+        with FileLock(folder / LOCK, 0, thread_local=False, fallback_to_soft=False):
+            return stopped
+    except Timeout:
+        return "running"
+    except OSError:  # of somebody else, who alone may lock it
+        return stopped
 
 
 def _sign(lock: int) -> None:

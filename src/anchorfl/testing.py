@@ -204,7 +204,7 @@ def _quiet(line: str) -> None:
 
 
 def _run(experiment: Experiment, folder: Path) -> Result:
-    with patch.object(lifecycle, "_draw", lambda run_spec, folder: (folder / "report").mkdir(exist_ok=True)):
+    with patch.object(lifecycle, "_draw", lambda run_spec, folder, result: (folder / "report").mkdir(exist_ok=True)):
         return lifecycle.run(experiment, folder, _quiet, quiet=True)  # pictures would take most of the time
 
 

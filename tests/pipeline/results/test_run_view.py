@@ -33,7 +33,7 @@ def test_its_numbers_are_those_of_the_files(finished):
     assert classes["test/f1"].to_dict() == records[-1].per_class["test/f1"]
     assert classes["clients"].is_monotonic_increasing
     partition = finished.partition()
-    cards = finished._prepared.cards()
+    cards = finished.data.cards()
     assert classes["clients"].sum() == partition["identified"].sum() == sum(map(len, cards.identified))
     assert partition.groupby("client")["rows"].sum().tolist() == list(cards.rows)
 

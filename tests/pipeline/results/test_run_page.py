@@ -1,0 +1,279 @@
+"""The page of runs: what the records say stands in it, names are text, nothing is loaded, and a served one follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+import threading
+from html.parser import HTMLParser
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.config.repetition import repetition_of
+from anchorfl.pipeline.results import page_parts
+from anchorfl.pipeline.results.page_server import PageServer
+from anchorfl.pipeline.results.run_page import PAGE, run_page
+from anchorfl.pipeline.results.run_view import Run
+from anchorfl.pipeline.run.assemble import from_words
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_folder import lock_run
+from anchorfl.pipeline.storage.run_record import line_of, read_records
+from anchorfl.testing import stopped_before
+from anchorfl.tuning.cli import main
+from tests.runs import quiet
+
+VOID = {"meta", "br", "img"}
+
+
+class Outline(HTMLParser):
+    """A page as it is nested: fails where a tag does not close, keeps what the tests ask of it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.titled: list[bool] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        if self.open and self.open[-1] == "svg":
+            self.titled.append(tag == "title")
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text.append(data)
+
+    def having(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def checked(page: str) -> Outline:
+    """Return a page that is whole, stands alone, and says its tables and pictures to those who do not see them."""
+    outline = Outline(page)
+    names = {name for name, _ in outline.tags}
+    assert names.isdisjoint({"script", "link", "iframe", "object", "img", "base", "form"})
+    for _, attrs in outline.tags:
+        assert not {"src", "href", "srcset", "action"} & attrs.keys()
+        assert not [name for name in attrs if name.startswith("on")]
+    assert "http:" not in page and "https:" not in page and "url(" not in page and "@import" not in page  # noqa: PT018
+    assert outline.having("svg")
+    assert all(attrs["aria-label"] and attrs["role"] == "img" for attrs in outline.having("svg"))
+    assert len(outline.having("table")) == len(outline.having("caption")) > 2
+    assert all(attrs["scope"] in ("row", "col") for attrs in outline.having("th"))
+    assert outline.having("html") == [{"lang": "en"}]
+    return outline
+
+
+def test_a_finished_run(finished_run, experiment):
+    e = experiment("fedalign")
+    done = finished_run(e)
+    page = run_page([done.folder])
+    outline = checked(page)
+    said = " ".join(outline.text)
+    for values in done.scores.values():
+        assert all(f"{100 * values[name]:.2f}" in said for name in ("f1_macro", "accuracy"))
+    assert done.checksum in said
+    assert digest(e) in said
+    assert "finished, 3 of 3 rounds" in said
+    assert "No client was dropped" in said
+    view = Run(done.folder)
+    classes = view.per_class()
+    rows = re.findall(r'<tr><th scope="row">([^<]+)</th><td class="n">([0-9]+)</td><td class="b"', page)
+    assert rows == [(name, str(n)) for name, n in classes["clients"].items()]
+    counts = view.confusion_counts()
+    cells = [int(n or 0) for n in re.findall(r'<td class="q"[^>]*>([0-9]*)</td>', page)]
+    assert cells == counts.ravel().tolist()
+    held = view.partition()
+    titles = re.findall(r"<title>client ([0-9]+), ([^:]+): ([0-9]+) rows, (identified|not identified)</title>", page)
+    assert titles == [
+        (str(r["client"]), r["class"], str(r["rows"]), "identified" if r["identified"] else "not identified")
+        for _, r in held.iterrows()
+    ]
+    moved = sum(r.metrics["communication/upload_bytes"] for r in read_records(done.folder)[0])
+    assert f"{moved / 1e6:.2f}" in said
+    assert page == run_page([done.folder])
+
+
+def test_its_command_repeats_it(finished_run, experiment):
+    e = experiment("fedalign", seed=4, task={"split_seed": None}, output="runs/x")
+    words = shlex.split(repetition_of(e).command)
+    assert words[:3] == ["anchorfl", "run", "digits/fedalign"]
+    assert {"--output", "--tracking.uri"}.isdisjoint(words)
+    assert digest(from_words(words[2], words[3:], "anchorfl run", quiet).experiment) == digest(e)
+    folder = finished_run(experiment("fedalign")).folder
+    command = repetition_of(Run(folder).experiment).command
+    assert command in " ".join(checked(run_page([folder])).text)
+
+
+def test_its_command_on_a_table_repeats_it(tmp_path):
+    (tmp_path / "my table.csv").write_text("size,my kind\n" + "".join(f"{i}.5,{'ab'[i % 2]}\n" for i in range(60)))
+    words = ["--task.file", str(tmp_path / "my table.csv"), "--task.label_columns", "my kind", "--method.name", "fedpu"]
+    e = from_words("", words, "anchorfl run", quiet).experiment
+    again = shlex.split(repetition_of(e).command)
+    assert digest(from_words("", again[2:], "anchorfl run", quiet).experiment) == digest(e)
+
+
+def test_names_are_text(finished_run, experiment, tmp_path):
+    """Names out of files that others wrote open no tag and end no attribute."""
+    hostile = '"><script>alert(1)</script><img src=x onerror=1>\u00e9'
+    folder = tmp_path / "run'\"<b>"
+    shutil.copytree(finished_run(experiment()).folder, folder)
+    known = next(iter(read_records(folder)[0][-1].per_class.values()))
+    lines = (folder / "metrics.jsonl").read_text().replace(f'"{next(iter(known))}"', json.dumps(hostile))
+    (folder / "metrics.jsonl").write_text(lines)
+    metadata = json.loads((folder / "run.json").read_text())
+    metadata["name"], metadata["tags"]["notice"] = hostile, hostile
+    (folder / "run.json").write_text(json.dumps(metadata))
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"round": hostile, "stopped": hostile}))
+    outline = checked(run_page([folder]))
+    assert " ".join(outline.text).count(hostile) >= 5
+    assert "run'\"<b>" in " ".join(outline.text)
+
+
+def test_seeds_have_a_band_and_methods_a_letter(finished_run, experiment):
+    folders = [finished_run(experiment(seed=seed)).folder for seed in (1, 2)]
+    page = run_page(folders)
+    outline = checked(page)
+    assert 'class="band c0"' in page
+    said = " ".join(outline.text)
+    assert "band: lowest to highest run" in said
+    scores = [Run(folder).scores["test"]["f1_macro"] for folder in folders]
+    assert f"{50 * sum(scores):.2f} ± " in said
+    both = run_page([*folders, finished_run(experiment("fedalign")).folder])
+    assert len(checked(both).having("details")) == 3
+    assert "a: toy-single fedavg, test, mean of 2 runs" in both
+    assert "b: toy-single fedalign, test" in both
+    assert '<th scope="col" class="w">b: test F1</th>' in both
+
+
+def test_runs_that_are_not_finished(experiment, tmp_path):
+    folder = tmp_path / "run"
+    with stopped_before(2):
+        run(experiment(), folder, quiet)
+    assert "interrupted after round 1 of 3" in run_page([folder])
+    with lock_run(folder):
+        page = run_page([folder], refresh_s=7)
+    assert "running, round 1 of 3 is done" in page
+    assert '<meta http-equiv="refresh" content="7">' in page
+    (folder / "metrics.jsonl").write_text("")
+    assert "No round has a score yet." in run_page([folder])
+
+
+def test_without_its_data(finished_run, experiment, tmp_path):
+    shutil.copytree(finished_run(experiment()).folder, tmp_path / "run")
+    metadata = json.loads((tmp_path / "run" / "run.json").read_text())
+    metadata["tags"]["data_digest"] = "0" * 64
+    (tmp_path / "run" / "run.json").write_text(json.dumps(metadata))
+    page = run_page([tmp_path / "run"])
+    assert "nothing is shown of the partition" in page
+    assert "not identified" not in page
+
+
+@pytest.mark.usefixtures("pictures")
+def test_a_run_writes_it_and_the_command_writes_it_again(experiment, tmp_path, capsys):
+    folder = tmp_path / "run"
+    done = run(experiment(), folder, quiet, quiet=True)
+    path = folder / "report" / PAGE
+    said = " ".join(checked(path.read_text()).text)
+    assert "finished, 3 of 3 rounds" in said
+    assert done.checksum in said
+    assert "anchorfl report</code> adds it" in path.read_text()
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert "by true class" in path.read_text()
+    assert main(["report", str(folder), "--out", str(tmp_path / "new" / "page.html")]) == 0
+    assert (tmp_path / "new" / "page.html").read_text() == path.read_text()
+
+
+@pytest.mark.parametrize("port", ["-1", "65536"])
+def test_bad_ports_and_folders_are_one_line(finished_run, experiment, tmp_path, capsys, port):
+    folder = str(finished_run(experiment()).folder)
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text("{}")
+    for words, message in (
+        ([str(tmp_path)], "holds no run"),
+        ([folder, "--serve", port], f"--serve {port}: must be from 0"),
+        ([str(tmp_path / "sweep"), folder], "is a sweep: name it alone"),
+    ):
+        assert main(["report", *words]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+
+
+def test_the_served_page_follows_the_run(experiment, tmp_path):
+    folder = tmp_path / "run"
+    with stopped_before(2):
+        run(experiment(), folder, quiet)
+    with PageServer([folder], 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with urlopen(server.address, timeout=20) as answer:
+                before = answer.read().decode()
+            record = read_records(folder)[0][-1]
+            later = dataclasses.replace(record, round=2, metrics=record.metrics | {"test/f1_macro": 0.98765})
+            with (folder / "metrics.jsonl").open("a") as stream:
+                stream.write(line_of(later))
+            with urlopen(server.address, timeout=20) as answer:
+                after = answer.read().decode()
+            for asked in (f"{server.address}etc", Request(server.address, headers={"Host": "evil.example"})):
+                with pytest.raises(HTTPError):
+                    urlopen(asked, timeout=20)
+        finally:
+            server.shutdown()
+    assert '<meta http-equiv="refresh"' in before
+    assert "98.77" not in before
+    assert "98.77" in after
+    assert "after round 2 of 3" in after
+
+
+def test_ctrl_c_ends_the_served_page(finished_run, experiment, monkeypatch, capsys):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PageServer, "serve_forever", stop)
+    assert main(["report", str(finished_run(experiment()).folder), "--serve", "0"]) == 130
+    assert re.fullmatch(r"http://127\.0\.0\.1:[0-9]+/ \(stop it with Ctrl-C\)\n", capsys.readouterr().out)
+
+
+def _luminance(color):
+    parts = [c / 255 for c in color]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one, other):
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("setting", [0, 1], ids=["light", "dark"])
+def test_contrast(setting):
+    """Text 4.5:1, also over the strongest bar or cell of a heat map; curves 4.5:1 (WCAG 2.2 AA asks 3:1)."""
+    block = re.findall(r":root \{(.*?)\}", page_parts.STYLE, re.DOTALL)[setting]
+    colors = {n: [int(v[i : i + 2], 16) for i in (0, 2, 4)] for n, v in re.findall(r"--(\w+): #(\w{6})", block)}
+    colors |= {n: list(map(int, v.split())) for n, v in re.findall(r"--(\w+): (\d+ \d+ \d+)", block)}
+    for text in ("fg", "muted", *(f"c{number}" for number in range(page_parts.COLORS))):
+        assert min(_contrast(colors[text], colors[below]) for below in ("bg", "panel")) >= 4.5, text
+    for shade in ("heat", "held"):
+        over = [
+            page_parts.HEAT * c + (1 - page_parts.HEAT) * b for c, b in zip(colors[shade], colors["bg"], strict=True)
+        ]
+        assert _contrast(colors["fg"], over) >= 4.5, shade
