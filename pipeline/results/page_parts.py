@@ -203,7 +203,7 @@ def chart(title: str, description: str, lines: Sequence[Line]) -> str:
         )
         if len(line.band) > 1:
             upper = path((r, high) for r, (_, high) in line.band.items())
-            lower = path((r, low) for r, (low, _) in reversed(line.band.items()))
+            lower = path((r, low) for r, (low, _) in reversed(list(line.band.items())))
             parts.append(f'<path class="band c{color}" d="M{upper}L{lower}Z"/>')
         points = list(line.points.items())
         if len(points) > 1:

@@ -110,7 +110,8 @@ def test_a_finished_run(finished_run, experiment):
 
 
 def test_its_command_repeats_it(finished_run, experiment):
-    e = dataclasses.replace(experiment("fedalign", seed=4, task={"split_seed": None}), output="runs/x")
+    e = experiment("fedalign", seed=4)
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, split_seed=None), output="runs/x")
     words = shlex.split(repetition_of(e).command)
     assert words[:3] == ["anchorfl", "run", "digits/fedalign"]
     assert {"--output", "--tracking.uri"}.isdisjoint(words)
