@@ -65,7 +65,7 @@ def _task(preset: str) -> str:
 
 def _method(experiment: Experiment) -> Tree:
     """Return the name of an experiment's method, and its options that have no default."""
-    kind = type(experiment.method)
+    kind: Any = type(experiment.method)
     needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.init]
     return {"name": method_name(kind), **{name: getattr(experiment.method, name) for name in needed}}
 

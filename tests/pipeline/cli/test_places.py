@@ -94,7 +94,7 @@ OF_COMMANDS = {
 }  # fmt: skip
 
 
-FOR_A_FILE = dict.fromkeys(("cooccurrence names", "cooccurrence out", "predict out", "probe out"), ".")
+FOR_A_FILE = dict.fromkeys(("cooccurrence names", "cooccurrence out", "predict out", "probe out", "report out"), ".")
 FOR_A_FILE["cooccurrence corpus"] = "none-*.txt"
 """What is bad in place of a text file, where that is good."""
 
