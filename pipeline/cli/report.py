@@ -7,6 +7,7 @@ from pathlib import Path
 
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.terminal import say
+from anchorfl.tasks.errors import InputError
 
 PORT = 8765
 """Of ``--serve`` where none is named."""
@@ -28,6 +29,8 @@ def report(options: argparse.Namespace) -> int:
         with PageServer(options.runs, options.serve) as server:
             say(f"{server.address} (stop it with Ctrl-C)")
             server.serve_forever()
+    if options.out and options.out.is_dir():
+        raise InputError(f"--out {options.out}: is a folder; name a file in it, such as run.html")
     from anchorfl.pipeline.results.run_page import PAGE, run_page
 
     page = run_page(options.runs)
