@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from anchorfl.models.errors import NamesError
-from anchorfl.pipeline.cli import commands, cooccurrence, new, runs, verify
+from anchorfl.pipeline.cli import commands, completion, cooccurrence, new, runs, verify
 from anchorfl.pipeline.cli.resumable import command_of
 from anchorfl.pipeline.cluster import signals
 from anchorfl.pipeline.terminal import erase_line, say_error
@@ -150,6 +150,8 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     new.arguments(add("new", new.new, "a package of your own with a method, network, task or tracker, and its tests"))
     runs.run_arguments(add("runs", runs.runs, "every run of a folder: finished, running, interrupted or failed"))
     verify.arguments(add("verify", verify.verify, "the first rounds of a run again, held against its record"))
+    sub = add("completion", lambda o: completion.completion(o.shell, subs.choices), "words by TAB, in bash and zsh")
+    completion.arguments(sub)
     sub = add("env", runs.env, "versions, folders and plug-ins: what a report of a fault should say")
     sub.add_argument("--json", action="store_true", help="as an object on standard output")
     sub = add("compare", commands.compare, "table and curves of several runs")
