@@ -177,3 +177,14 @@ def test_clients_short_of_memory_beside_others_train_alone_there(experiment, mon
     got, _ = rounds(SerialExecutor, e, 1.0)
     assert len(refused) == 1
     assert messages.checksum(got) == messages.checksum(alone)
+
+
+def test_adapters_there_as_here(experiment):
+    """Frozen weights lie on the GPU, in every lane's copy of the network, and do not travel."""
+    model = {"network": f"{test_plugin_networks.HERE}:Pixels", "dropout": 0.0, "lora_rank": 2}
+    e = experiment("fedavg", "digits", model=model, federation={"epochs": 1}, optimizer=test_plugin_networks.WHOLE)
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
+    (here, _), (there, _), (again, _) = (rounds(SerialExecutor, e, gpus) for gpus in (0.0, 1.0, 1.0))
+    near(there, here)
+    assert messages.checksum(there) == messages.checksum(again)
+    assert not [name for name in there if "conv" in name]
