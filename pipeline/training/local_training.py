@@ -133,8 +133,10 @@ def local_steps(training: TrainingSpec, fitting: Fitting, lane: int = 0) -> Gene
     """
     trainer, device = fitting.trainer, fitting.mask_rng.device
     trainer.model.reseed(fitting.mask_rng)
-    if device.type != "cuda" or not (trainer.replayable and trainer.model.replayable):
+    if device.type != "cuda":
         return (yield from _epochs(trainer, trainer.step, training, fitting))
+    if not (trainer.replayable and trainer.model.replayable):  # all on one stream, where nothing would overlap
+        return returned(_epochs(trainer, trainer.step, training, fitting))
     epochs = _epochs(trainer, Replay(trainer, lane), training, fitting)
     with side_stream(device, lane) as stream:
         while True:
