@@ -40,6 +40,7 @@ from anchorfl.pipeline.run import lifecycle
 from anchorfl.pipeline.run.assemble import from_words
 from anchorfl.pipeline.run.prepare import prepare_data
 from anchorfl.pipeline.run.round_loop import RoundLoop
+from anchorfl.testing import without_pictures
 
 TOPOLOGIES: Mapping[str, dict[str, object]] = {
     "one process": {"executor": "serial"},
@@ -75,14 +76,10 @@ def _quiet(line: str) -> None:
     pass
 
 
-def _no_pictures(run_spec: object, folder: Path) -> None:
-    (folder / "report").mkdir(exist_ok=True)
-
-
 def in_topology(e: Experiment, name: str, folder: Path, pools: ActorPools) -> str:
     """Run, or go on in a folder, and return the checksum of the weights."""
     cluster = replace(e.cluster, **(TOPOLOGIES | TWO_NODES)[name])
-    with redirect_stdout(io.StringIO()), patch.object(lifecycle, "_draw", _no_pictures):  # and no progress
+    with redirect_stdout(io.StringIO()), without_pictures():  # and no progress
         return lifecycle.run(replace(e, cluster=cluster), folder, _quiet, pools).checksum
 
 

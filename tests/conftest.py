@@ -14,7 +14,7 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run import lifecycle
 from anchorfl.pipeline.run.lifecycle import Result, run
 from anchorfl.tasks.synthetic import SYNTHETIC
-from anchorfl.testing import small_experiment
+from anchorfl.testing import small_experiment, without_pictures
 from tests.made_concepts import with_concepts
 from tests.runs import quiet
 
@@ -88,8 +88,7 @@ DRAW = lifecycle._draw
 @pytest.fixture(scope="session", autouse=True)
 def _no_pictures():
     """Runs draw none at their end, which is most of the time of a run on a toy task; ``pictures`` has them drawn."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lifecycle, "_draw", lambda run_spec, folder, result: (folder / "report").mkdir(exist_ok=True))
+    with without_pictures():
         yield
 
 

@@ -203,9 +203,16 @@ def _quiet(line: str) -> None:
     """Ignore a line of a run's log."""
 
 
-def _run(experiment: Experiment, folder: Path) -> Result:
+@contextmanager
+def without_pictures() -> Iterator[None]:
+    """Have runs within the block draw no pictures at their end, which would take most of the time of a small one."""
     with patch.object(lifecycle, "_draw", lambda run_spec, folder, result: (folder / "report").mkdir(exist_ok=True)):
-        return lifecycle.run(experiment, folder, _quiet, quiet=True)  # pictures would take most of the time
+        yield
+
+
+def _run(experiment: Experiment, folder: Path) -> Result:
+    with without_pictures():
+        return lifecycle.run(experiment, folder, _quiet, quiet=True)
 
 
 def _check_equal(whole: Result, got: Result, what: str) -> None:
