@@ -89,9 +89,12 @@ class ModelOptions:
             raise ValueError(f"model.dropout = {self.dropout}: must be in [0, 1)")
         if not 0 < self.embedding_std < math.inf:
             raise ValueError(f"model.embedding_std = {self.embedding_std}: must be above 0")
-        for name, standard in (("stem", "auto"), ("norm", "group"), ("init", "he")):
-            if self.network not in NETWORKS[1:] and getattr(self, name) != standard:
-                raise ValueError(
-                    f"model.{name} = {getattr(self, name)!r} is for residual networks: set model.network, for example"
-                    " to 'resnet18'"
-                )
+        standard = {"stem": "auto", "norm": "group", "init": "he"}
+        idle = [] if self.network in NETWORKS[1:] else [n for n in standard if getattr(self, n) != standard[n]]
+        if idle:
+            have = ", ".join(f"model.{name} = {getattr(self, name)!r}" for name in idle)
+            back = " ".join(f"--model.{name} {standard[name]}" for name in idle)
+            raise ValueError(
+                f"{have}: for residual networks alone, and model.network is {self.network!r}: set {back}, or"
+                " model.network, for example to 'resnet18'"
+            )

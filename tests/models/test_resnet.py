@@ -289,13 +289,23 @@ def test_a_network_that_does_not_fit_the_input_is_refused(options, kind, text):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("stem", "small"), ("norm", "batch"), ("norm", "frozen"), ("init", "torch")]
+    ("options", "have", "back"),
+    [
+        ({"stem": "small"}, "model.stem = 'small'", "--model.stem auto"),
+        ({"norm": "frozen"}, "model.norm = 'frozen'", "--model.norm group"),
+        (
+            {"stem": "imagenet", "norm": "batch", "init": "torch"},
+            "model.stem = 'imagenet', model.norm = 'batch', model.init = 'torch'",
+            "--model.stem auto --model.norm group --model.init he",
+        ),
+    ],
 )
-def test_options_of_residual_networks_need_one(name, value):
+def test_options_of_residual_networks_need_one(options, have, back):
     with pytest.raises(ValueError, match="residual") as caught:
-        ModelOptions(**{name: value})
+        ModelOptions(network="own:Net", **options)
     assert str(caught.value) == (
-        f"model.{name} = {value!r} is for residual networks: set model.network, for example to 'resnet18'"
+        f"{have}: for residual networks alone, and model.network is 'own:Net': set {back}, or model.network, for"
+        " example to 'resnet18'"
     )
 
 
