@@ -189,8 +189,9 @@ def resume(options: argparse.Namespace) -> int:
 def data(arguments: list[str]) -> int:
     """Show the status of the data sets, or run a command of ``anchorfl data``."""
     from anchorfl.pipeline.cli import data as data_sets
+    from anchorfl.pipeline.cli.fetch import fetch
 
-    inner = {"prepare": data_sets.prepare, "demo": data_sets.demo, "check": data_sets.check}
+    inner = {"prepare": data_sets.prepare, "fetch": fetch, "demo": data_sets.demo, "check": data_sets.check}
     if arguments and arguments[0] in inner:
         return inner[arguments[0]](arguments[1:])
     return data_sets.show(arguments)

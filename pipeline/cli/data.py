@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anchorfl.pipeline.config.presets import preset_names, read_preset, shipped
 from anchorfl.pipeline.terminal import paragraph, say, say_error, width
 from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.sources import SOURCES
 from anchorfl.tasks.options import TaskOptions
 
 if TYPE_CHECKING:  # slow libraries are imported where a command needs them
@@ -31,7 +32,7 @@ def show(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="anchorfl data",
         description="every data set: found or missing, where to get it, licence and terms, size, digest, presets",
-        epilog="also: anchorfl data prepare, demo, check (each with --help)",
+        epilog="also: anchorfl data fetch, prepare, demo, check (each with --help)",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--json", action="store_true", help="a list of objects on standard output")
@@ -100,6 +101,7 @@ def _describe(task: Task, presets: list[str]) -> list[str]:
         more = f" and {len(state.missing) - LISTED} more" if len(state.missing) > LISTED else ""
         lines.append(f"{INDENT}lacks {', '.join(state.missing[:LISTED])}{more}; looked in {looked}")
         lines += [f"{INDENT}found in another form: --task.variant {v}" for v in other_forms(task, options)]
+        lines += [f"{INDENT}to download it: anchorfl data fetch {task.name}"] if task.name in SOURCES else []
     elif state.folder:
         files = [path.stat().st_size for _, path in raw_files(task, options, state.folder)]
         digest = raw_digest(task, options, state.folder)[:16]

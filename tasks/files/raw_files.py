@@ -20,6 +20,7 @@ from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.decompression import check_growth
 from anchorfl.tasks.files.regular_files import regular
+from anchorfl.tasks.files.sources import SOURCES
 from anchorfl.tasks.options import TaskOptions
 
 MAX_LINE_BYTES = 1 << 26
@@ -90,11 +91,12 @@ def raw_folder(task: Task, options: TaskOptions) -> Path | None:
         return state.folder
     folders = ", ".join(str(folder) for folder in state.searched) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
     gate = ", access must be applied for" if task.source.gated else ""
+    fetch = f", or fetch them: anchorfl data fetch {task.name}" if task.name in SOURCES else ""
     others = " or ".join(f"--task.variant {name}" for name in other_forms(task, options))
     raise InputError(
         f"{task.name}: no {', '.join(state.missing)} (plain or .gz); looked in {folders}. "
         f"{f'Another form of the data is there: {others}. Or get' if others else 'Get'} the files from "
-        f"{task.source.url} (licence: {task.source.licence}{gate}) and set [task] root or $ANCHORFL_DATA"
+        f"{task.source.url} (licence: {task.source.licence}{gate}) and set [task] root or $ANCHORFL_DATA{fetch}"
     )
 
 

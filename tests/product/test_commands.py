@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorfl.pipeline.cli import commands, cooccurrence, data, probe
+from anchorfl.pipeline.cli import commands, cooccurrence, data, fetch, probe
 from anchorfl.pipeline.config.presets import build
 from anchorfl.pipeline.run import assemble, prepare
 from anchorfl.pipeline.storage import restore
@@ -62,7 +62,8 @@ def nothing_runs(monkeypatch, tmp_path):
         commands: ("_train", "resume", "compare", "predict", "diagnose", "sync", "ui"), cooccurrence: ("cooccurrence",),
         tuning_commands: ("_run", "presets", "report"), plan: ("load_plan", "resumed_plan"), check: ("check",),
         submit: ("_connect",), probe: ("_check",),
-        data: ("_describe",), ingest: ("prepare",), prepare: ("resolve_options",), inspect: ("inspect_table",),
+        data: ("_describe",), fetch: ("_folder",),
+        ingest: ("prepare",), prepare: ("resolve_options",), inspect: ("inspect_table",),
         TableCommand: ("run", "show"),
     }.items():  # fmt: skip
         for name in names:

@@ -38,7 +38,7 @@ def slow_libraries(*words: str) -> list[str]:
         "--help", "--version", "run --help", "sweep --help", "table --help", "data --help", "compare --help",
         "resume --help", "diagnose --help", "cluster check --help", "submit --help", "presets", "presets r8-8", "data",
         "env", "env --json", "runs", "runs --json", "new --help", "verify --help", "report --help",
-        "data prepare --help",
+        "data prepare --help", "data fetch --help",
     ],
 )  # fmt: skip
 def test_a_command_that_trains_nothing_imports_nothing_slow(words):

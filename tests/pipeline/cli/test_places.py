@@ -80,6 +80,8 @@ OF_COMMANDS = {
     "data prepare": ["data", "prepare", "BAD"],
     "data prepare root": ["data", "prepare", "r8", "--task.root", "BAD"],
     "data prepare cache": ["data", "prepare", "digits", "--task.cache", "BAD"],
+    "data fetch": ["data", "fetch", "BAD"],
+    "data fetch root": ["data", "fetch", "yeast", "--accept-licence", "--root", "BAD"],
     "data demo out": ["data", "demo", "r8", "--out", "BAD"],
     "data check": ["data", "check", "BAD"],
     "data check root": ["data", "check", "table.csv", "--root", "BAD"],

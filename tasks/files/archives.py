@@ -1,0 +1,81 @@
+"""Archives that were fetched: what a data set reads is unpacked, and nothing ever outside its folder."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.decompression import check_growth
+from anchorfl.tasks.files.regular_files import outside
+
+ANYWHERE = "**/"
+"""Start of a pattern of files that may lie in any folder."""
+AGAIN = "delete it and fetch it again, or unpack it by hand"
+
+
+def unpack(archive: Path, folder: Path, patterns: Sequence[str]) -> int:
+    """Unpack what a data set reads from a ``.zip``, also from one within it, and return the number of files.
+
+    patterns: as ``Source.files``. Folders above what matches are left out: ``set-v2/polyps/1.jpg`` becomes
+    ``polyps/1.jpg``; with a pattern of any folder (``**/*.dat``) they stay. A file that is there is replaced. Raises
+    InputError where the archive is damaged or holds nothing of all this; also where it unpacks to too much or a member
+    leads out of the folder: then nothing is written.
+    """
+    try:
+        with ExitStack() as opened:
+            outer = opened.enter_context(zipfile.ZipFile(archive))
+            contents = [outer]
+            for info in _checked(archive, outer):
+                if info.filename.lower().endswith(".zip"):
+                    stream = opened.enter_context(outer.open(info))
+                    contents.append(opened.enter_context(zipfile.ZipFile(stream)))
+            members = [(content, info) for content in contents for info in _checked(archive, content)]
+            check_growth(archive, sum(info.file_size for _, info in members))
+            named = [(*member, place) for member in members if (place := _place(member[1].filename, patterns))]
+            if not named:
+                raise InputError(f"{archive} holds none of {', '.join(patterns)}; get the files by hand")
+            for content, info, place in named:
+                _write(content, info, folder, folder / place)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise InputError(f"{archive} is no .zip archive, or a damaged one ({error}); {AGAIN}") from error
+    return len(named)
+
+
+def _checked(archive: Path, content: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
+    """Yield the files of an archive. Raises InputError on one that is a link or leads out of the folder."""
+    for info in content.infolist():
+        name, mode = info.filename, info.external_attr >> 16
+        parts = name.replace("\\", "/").split("/")
+        if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or stat.S_ISLNK(mode):
+            raise InputError(f"{archive}: member {name!r} leads out of the folder, or is a link; do not use this file")
+        if not info.is_dir():
+            yield info
+
+
+def _place(name: str, patterns: Sequence[str]) -> PurePosixPath | None:
+    """Return the place below the data set's folder for a member; None where no pattern is for it."""
+    path = PurePosixPath(name)
+    if path.name.startswith("."):  # macOS puts one beside every file
+        return None
+    for pattern in patterns:
+        short = pattern.removeprefix(ANYWHERE)
+        if path.match(short) or path.match(f"{short}.gz"):
+            return path if short != pattern else PurePosixPath(*path.parts[-len(PurePosixPath(short).parts) :])
+    return None
+
+
+def _write(content: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path, path: Path) -> None:
+    """Write a member, whole or not at all."""
+    if outside(path, folder):
+        raise InputError(f"{path} leads out of {folder} by a link that is there; give another folder with --root")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.tmp")
+    with content.open(info) as stream, draft.open("wb") as out:
+        shutil.copyfileobj(stream, out, 1 << 20)
+    draft.replace(path)
