@@ -84,7 +84,8 @@ class TaskOptions:
     """Longer texts are cut to this many words."""
     file: str = ""
     """Your own data: a .parquet, .csv or .csv.gz file, or a folder with a folder of images for each class (below
-    ``train`` and ``test``, if you like); below ``root`` if given, in place of ``name``."""
+    ``train`` and ``test``, if you like); below ``root`` if given, in place of ``name``. Or the address of one file:
+    ``hf://datasets/...``, ``az://...``, ``abfs://...``."""
     label_columns: str = ""
     """Label columns of ``file``, names with commas or patterns (``label_*``): of 0 and 1, a class each; or one of
     class names or numbers (single-label), or of lists of them. An empty cell is a label that is not known."""

@@ -102,7 +102,7 @@ def _entry(run: Path, created: float) -> dict[str, Any]:
 
 def env(options: argparse.Namespace) -> int:
     """Print versions, folders and plug-ins: what a report of a fault should say."""
-    from anchorfl.tasks.ingest.cache_folder import cache_root  # pyarrow, which the help does without
+    from anchorfl.tasks.files.folders import cache_root  # pyarrow, which the help does without
 
     facts: dict[str, Any] = {
         "anchorfl": version_of("anchorfl"),

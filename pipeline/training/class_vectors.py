@@ -19,7 +19,7 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.terminal import Log
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
-from anchorfl.tasks.ingest.cache_folder import cache_root
+from anchorfl.tasks.files.folders import cache_root
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.registry import task_of
 

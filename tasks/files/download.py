@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from anchorfl.tasks.errors import InputError, first_line
+from anchorfl.tasks.errors import InputError
 
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 """Seconds to wait for a connection, and for the next bytes."""
@@ -41,7 +41,7 @@ def fetch(url: str, path: Path, digest: str, progress: Progress) -> str:
     part = path.with_name(f".{path.name}.part")
 
     def rest(url: str, output_file: str, _: object) -> None:
-        _fetch_rest(url, part, progress)
+        _fetch_rest(url, path, part, progress)
         part.replace(output_file)
         _version_of(part).unlink(missing_ok=True)
 
@@ -57,8 +57,8 @@ def fetch(url: str, path: Path, digest: str, progress: Progress) -> str:
     return str(pooch.file_hash(str(path), alg="sha256"))
 
 
-def _fetch_rest(url: str, part: Path, progress: Progress) -> None:
-    """Append to ``part`` until the file is complete. Raises InputError."""
+def _fetch_rest(url: str, path: Path, part: Path, progress: Progress) -> None:
+    """Append to ``part`` until the file is complete. path: its later name, for messages. Raises InputError."""
     import requests
 
     host = urlsplit(url).hostname
@@ -72,12 +72,12 @@ def _fetch_rest(url: str, part: Path, progress: Progress) -> None:
                 continue
             if before:
                 raise InputError(
-                    f"{url}: the connection broke after {before / 1e6:.1f} MB ({first_line(error)}); run the command"
+                    f"{url}: the connection broke after {before / 1e6:.1f} MB ({type(error).__name__}); run the command"
                     " again: it goes on from there where the server can"
                 ) from error
             raise InputError(
-                f"{host} cannot be reached ({first_line(error)}); without a network get the file by hand, behind a"
-                " proxy set HTTPS_PROXY"
+                f"{host} cannot be reached ({type(error).__name__}): get {url} elsewhere and put it at {path}, then run"
+                " the command again; behind a proxy set HTTPS_PROXY"
             ) from error
         return
 

@@ -1,4 +1,4 @@
-"""Folders and files that may lie on object storage. The one module that knows URIs.
+"""Folders and files that may lie on object storage. The one module that knows URIs of folders.
 
 A location is a string: ``s3://bucket/prefix``, ``gs://bucket/prefix`` (both through pyarrow, with the credentials that
 the machine has), ``file:///folder``, or a path. An object store has no folders and no renaming; all that is asked of it

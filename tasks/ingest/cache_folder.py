@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
-from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files import object_store
+from anchorfl.tasks.files.folders import cache_root
 from anchorfl.tasks.ingest.manifest import FORMAT
 from anchorfl.tasks.options import TaskOptions
-
-
-def cache_root(cache: str) -> Path:
-    """Return the cache folder of this machine; ``cache``: the user's choice, which object storage is not.
-
-    Raises InputError where ``ANCHORFL_CACHE`` is an address.
-    """
-    local = "" if object_store.is_remote(cache) else cache
-    root = local or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
-    if object_store.is_remote(root):
-        msg = f"ANCHORFL_CACHE = {object_store.shown(root)!r} must be a folder of this machine"
-        raise InputError(f"{msg}; give the address as task.cache")
-    return Path(root).expanduser().absolute()
 
 
 def cache_folder(name: str, options: TaskOptions, seed: int, raw: str, reader: str) -> Path:

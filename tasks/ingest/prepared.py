@@ -37,8 +37,7 @@ from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Objective
 from anchorfl.tasks.errors import PreparedDataError
 from anchorfl.tasks.files import object_store
-from anchorfl.tasks.files.folders import sync_folder
-from anchorfl.tasks.ingest.cache_folder import cache_root
+from anchorfl.tasks.files.folders import cache_root, sync_folder
 from anchorfl.tasks.ingest.cards import Cards
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram, class_counts
 from anchorfl.tasks.ingest.manifest import HINT, MANIFEST, Manifest, manifest_bytes, read_manifest

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.files import object_store
+from anchorfl.tasks.files.folders import cache_root
 from anchorfl.tasks.files.raw_files import file_names, find_file, find_files, has_file
-from anchorfl.tasks.ingest.cache_folder import cache_root, data_digest
+from anchorfl.tasks.ingest.cache_folder import data_digest
 from anchorfl.tasks.options import TaskOptions
 
 MEMORY = "raw-digests"

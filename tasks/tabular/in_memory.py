@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.folders import sync_folder
-from anchorfl.tasks.ingest.cache_folder import cache_root
+from anchorfl.tasks.files.folders import cache_root, sync_folder
 
 TABLES = "tables"
 """Folder of such files in the cache."""

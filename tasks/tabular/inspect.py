@@ -18,6 +18,7 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError, escaped
 from anchorfl.tasks.files.bad_rows import BadRows, skipped
+from anchorfl.tasks.files.remote_table import table_path
 from anchorfl.tasks.files.split_leaks import leaked_rows
 from anchorfl.tasks.ingest.ingest import plan_rows
 from anchorfl.tasks.ingest.raw_table import SPLITS, drop_rare_classes, given_labels, validate_table
@@ -26,7 +27,7 @@ from anchorfl.tasks.tabular.cell_types import odd_cell
 from anchorfl.tasks.tabular.image_folder import open_file_or_folder
 from anchorfl.tasks.tabular.questions import questions
 from anchorfl.tasks.tabular.reading import TableFile, listed
-from anchorfl.tasks.tabular.schema import IDS, OWN_OPTIONS, Schema, option_path, schema_of, unused
+from anchorfl.tasks.tabular.schema import IDS, OWN_OPTIONS, Schema, schema_of, unused
 from anchorfl.tasks.tabular.table import task_of_schema
 from anchorfl.tasks.tabular.targets import MANY, signed
 
@@ -93,7 +94,7 @@ class _UsableRows:
 
 def inspect_table(options: TaskOptions) -> Inspection:
     """Return the findings about ``options.file``. Raises InputError where it can be no task."""
-    path = option_path(options.file, options)
+    path = table_path(options)
     file, inspection = open_file_or_folder(path, BadRows(skip=True)), Inspection()
     what = "images" if path.is_dir() else "rows"
     inspection.lines.append(f"{path}: {len(file.row_N)} {what}, {len(file.types)} columns")

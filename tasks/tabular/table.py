@@ -23,6 +23,7 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, LabelKind, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.remote_table import table_path
 from anchorfl.tasks.ingest.raw_table import SPLIT_WORDS, SPLITS
 from anchorfl.tasks.options import TaskOptions, table_stem
 from anchorfl.tasks.partition.client_classes import read_client_classes
@@ -46,7 +47,7 @@ TEST_SEED = 20
 
 def table_task(options: TaskOptions) -> Task:
     """Read ``options.file`` and return its task. Raises InputError on what cannot be a task."""
-    path = _plainly_named(option_path(options.file, options))
+    path = _plainly_named(table_path(options))
     file = open_file_or_folder(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
     questions.check(file, schema, options)
@@ -109,7 +110,7 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
         if wrong:
             raise InputError(f"[task] {wrong} is for a table of your own: name its file with --task.file")
         return options
-    path = _plainly_named(option_path(options.file, options))
+    path = _plainly_named(table_path(options))
     file = open_file_or_folder(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
     questions.check(file, schema, options)
