@@ -40,7 +40,7 @@ def add_adapters(net: nn.Module, rank: int) -> None:
     # its kinds have forwards of their own, which take the weight past the layer; parametrized, all of them see B A
     layers = [m for m in net.modules() if isinstance(m, nn.Linear) and id(m) not in brought]
     if not layers:
-        raise NetworkError("has no linear layer (torch.nn.Linear) for an adapter: set model.lora_rank to 0")
+        raise NetworkError("has no linear layer (torch.nn.Linear) for an adapter")
     adapters = dict[Tensor, LowRank]()
     for layer in layers:
         if layer.weight not in adapters:

@@ -20,6 +20,7 @@ from anchorfl.models.encoders.sparse import SparseEncoder
 from anchorfl.models.encoders.transformer import TransformerEncoder
 from anchorfl.models.errors import NetworkError
 from anchorfl.models.heads import ConceptHead, CosineHead, FrameHead, LabelHead, LinearHead, PrototypeHead
+from anchorfl.models.label_encoder import LabelEncoderSpec, LanguageHead
 from anchorfl.models.options import NETWORKS, EncoderSpec, ModelOptions
 from anchorfl.models.start import start_from
 
@@ -43,6 +44,7 @@ def build(
     concept_width: int = 0,
     scale: float = 1.0,
     network: MakeEncoder | None = None,
+    label_encoder: LabelEncoderSpec | None = None,
 ) -> Classifier:
     """Return a classifier whose initial weights depend on the arguments alone.
 
@@ -54,6 +56,7 @@ def build(
     - ``concept_width``: width of the class concepts (``head == "concept"`` only).
     - ``scale``: first value of a trained scale (``prototype`` and ``frame``).
     - ``network``: makes the encoder of a plug-in, whose name ``options.network`` is.
+    - ``label_encoder``: the language model that encodes the class names, in place of ``vectors_CP``.
 
     Raises ValueError where the network does not fit the input, or ``start`` the network.
     """
@@ -72,6 +75,8 @@ def build(
         if head in ("prototype", "frame"):
             kind = PrototypeHead if head == "prototype" else FrameHead
             return Classifier(encoder, kind(classes, options.width, scale), masks)
+        if label_encoder is not None:
+            return Classifier(encoder, LanguageHead(label_encoder, options.width, unit=unit), masks)
         if vectors_CP is None:
             raise ValueError("a label head needs the class-name vectors")
         return Classifier(encoder, LabelHead(vectors_CP, options.width, unit=unit), masks)
@@ -104,7 +109,7 @@ def _encoder(
             try:
                 add_adapters(other.net, options.lora_rank)
             except NetworkError as error:
-                raise ValueError(f"model.network = {options.network!r}: {error}") from error
+                raise ValueError(f"model.network = {options.network!r}: {error}: set model.lora_rank to 0") from error
         return other
     encoder = _make_encoder(options, kind, shape, vocabulary, masks)
     if start is not None:

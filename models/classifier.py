@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.encoders.plug_in import PlugIn
+from anchorfl.models.label_encoder import LanguageHead
 
 
 class Classifier(nn.Module):
@@ -30,8 +31,8 @@ class Classifier(nn.Module):
 
     @cached_property
     def replayable(self) -> bool:
-        """True where a pass is one program of tensors for all clients: of an encoder of other packages nobody knows."""
-        return not any(isinstance(m, PlugIn) for m in self.modules())
+        """True where a pass is one program of tensors for all clients: of networks of other packages nobody knows."""
+        return not any(isinstance(m, PlugIn | LanguageHead) for m in self.modules())
 
     @cached_property
     def looks_up(self) -> bool:

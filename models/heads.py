@@ -5,6 +5,8 @@ Shape suffixes: B rows, C classes, D encoder width, P width of the class-name ve
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,28 +16,41 @@ class LinearHead(nn.Linear):
     """The head of every method that has no class embeddings: ``logits_BC = z_BD @ weight_CD.T + bias_C``."""
 
 
-class LabelHead(nn.Module):
-    """FedAlign's label encoder: one trainable vector per class; logits are dot products with the class representations.
+class AnchorHead(nn.Module, ABC):
+    """FedAlign's label encoder: logits are dot products with the class representations, which are the anchors.
 
-    ``vectors_CP`` are the initial values. Where P differs from D, a linear layer maps P to D. ``unit``: class
-    representations are L2-normalized for the logits, data representations are not (the reference code, single-label; in
-    equation 4, neither is).
+    ``unit``: class representations are L2-normalized for the logits, data representations are not (the reference code,
+    single-label; in equation 4, neither is).
     """
 
-    def __init__(self, vectors_CP: Tensor, width: int, *, unit: bool) -> None:
+    def __init__(self, *, unit: bool) -> None:
         super().__init__()
-        self.table = nn.Parameter(vectors_CP.detach().clone())
-        self.project = nn.Identity() if vectors_CP.shape[1] == width else nn.Linear(vectors_CP.shape[1], width)
         self.unit = unit
 
+    @abstractmethod
     def classes(self) -> Tensor:
         """Return the class representations [C, D]: the anchors."""
-        out: Tensor = self.project(self.table)
-        return out
 
     def forward(self, z_BD: Tensor) -> Tensor:
         rows_CD = self.classes()
         return z_BD @ (F.normalize(rows_CD, dim=-1) if self.unit else rows_CD).T
+
+
+class LabelHead(AnchorHead):
+    """A label encoder of one trainable vector per class.
+
+    ``vectors_CP`` are the initial values. Where P differs from D, a linear layer maps P to D.
+    """
+
+    def __init__(self, vectors_CP: Tensor, width: int, *, unit: bool) -> None:
+        super().__init__(unit=unit)
+        self.table = nn.Parameter(vectors_CP.detach().clone())
+        self.project = nn.Identity() if vectors_CP.shape[1] == width else nn.Linear(vectors_CP.shape[1], width)
+
+    def classes(self) -> Tensor:
+        """Return the class representations [C, D]."""
+        out: Tensor = self.project(self.table)
+        return out
 
 
 class CosineHead(nn.Module):

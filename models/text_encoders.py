@@ -8,7 +8,7 @@ M sentences, L tokens, D width of a vector.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -81,13 +81,20 @@ def mean_states(state_MLD: Tensor, mask_ML: Tensor) -> Tensor:
 @contextmanager
 def _transformer(model: str, pooling: Pooling) -> Iterator[Encode]:
     """Yield the encoder of a transformers model, loaded without chatter."""
+    tokenizer, network = load(model, pooling)
+    with quiet(_import("transformers", model, INSTALL)), torch.inference_mode():
+        yield lambda texts: _encode(tokenizer, network, texts, model, pooling)
+
+
+def load(model: str, pooling: Pooling) -> tuple[Any, Any]:
+    """Return tokenizer and network of a transformers model, in evaluation mode and float32. Errors as
+    ``text_encoder``.
+    """
     transformers = _import("transformers", model, INSTALL)
     with quiet(transformers):
         tokenizer, network = _from_pretrained(transformers, model)
-        _check(network, model, pooling)
-        network = network.eval().float()
-        with torch.inference_mode():
-            yield lambda texts: _encode(tokenizer, network, texts, model, pooling)
+    _check(network, model, pooling)
+    return tokenizer, network.eval().float()
 
 
 @contextmanager
@@ -139,21 +146,28 @@ def _check(network: Any, model: str, pooling: Pooling) -> None:
 
 def _encode(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
     try:
-        return _pool(tokenizer, network, texts, model, pooling)
+        return pooled(network, tokens(tokenizer, network, texts, model, pooling), pooling)
     except NamesError:
         raise
     except Exception as error:  # files that do not fit each other: a token that the network does not have
         raise NamesError(f"language model {model!r} cannot encode ({_one_line(error)}); get its files again") from error
 
 
-def _pool(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
+def tokens(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Mapping[str, Tensor]:
+    """Return the inputs of a transformers network for texts, by name, each [M, L]. NamesError where one is too long."""
     config = network.config.get_text_config()
     most = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", 1 << 30))
     # models with a projection were trained on texts padded to full length, and some look at the last position
     padding = {"padding": "max_length", "max_length": most} if pooling == "projected" else {"padding": True}
     batch = tokenizer(texts, return_tensors="pt", **padding)
-    if (tokens := batch["input_ids"].shape[1]) > most:
-        raise NamesError(f"language model {model}: a prompt has {tokens} tokens, it takes {most}; shorten it")
+    if (length := batch["input_ids"].shape[1]) > most:
+        raise NamesError(f"language model {model}: a prompt has {length} tokens, it takes {most}; shorten it")
+    inputs: Mapping[str, Tensor] = dict(batch)
+    return inputs
+
+
+def pooled(network: Any, batch: Mapping[str, Tensor], pooling: Pooling) -> Tensor:
+    """Return the vectors [M, D] of texts, of which ``batch`` has the ``tokens``."""
     if pooling == "projected":
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
         output = network.get_text_features(**inputs)
@@ -164,7 +178,7 @@ def _pool(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: P
     if pooling == "mean":
         return mean_states(state_MLD, mask_ML)
     first_M = mask_ML.argmax(1)  # of the real tokens: some tokenizers pad on the left
-    return state_MLD[torch.arange(len(texts)), first_M]
+    return state_MLD[torch.arange(len(first_M), device=first_M.device), first_M]
 
 
 @contextmanager

@@ -24,17 +24,17 @@ def transformers_or_skip():
     return pytest.importorskip("transformers", reason="transformers is not installed: pip install 'anchorfl[plm]'")
 
 
-def saved_bert(place, seed=5):
-    """Save such a model, with dropout that evaluation must turn off; return its folder."""
-    transformers = transformers_or_skip()
+def saved_bert(place, seed=5, words=()):
+    """Save such a model, with dropout that evaluation must turn off; return its folder. words: that it knows, too."""
+    transformers, words = transformers_or_skip(), [*WORDS, *words]
     config = transformers.BertConfig(
-        vocab_size=len(WORDS), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
+        vocab_size=len(words), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
         max_position_embeddings=16, hidden_dropout_prob=0.5,
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(seed)
         transformers.BertModel(config).save_pretrained(place)
-    (place / "vocab.txt").write_text("\n".join(WORDS))
+    (place / "vocab.txt").write_text("\n".join(words))
     transformers.BertTokenizerFast(str(place / "vocab.txt")).save_pretrained(place)
     return place
 

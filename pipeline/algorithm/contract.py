@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anchorfl.models.build import Head
 from anchorfl.models.classifier import Classifier
+from anchorfl.models.label_encoder import encoded_once
 from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, Weighting, mean_of
 from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term, means_of
 from anchorfl.pipeline.algorithm.optimizers import make, restore, state_of
@@ -219,10 +220,11 @@ class ClientTrainer(ABC, Generic[S, U]):
         """
         total = torch.zeros((), device=self.parameters[0].device)
         self.zero_gradients()
-        for micro_batch in micro_batches:
-            loss = self.loss(micro_batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total = total + loss.detach()
+        with encoded_once(self.model.head):
+            for micro_batch in micro_batches:
+                loss = self.loss(micro_batch)
+                loss.backward()  # type: ignore[no-untyped-call]
+                total = total + loss.detach()
         extra = self.penalty()
         if extra is not None:
             extra.backward()  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorfl.models.heads import LabelHead
+from anchorfl.models.heads import AnchorHead
 from anchorfl.tasks.contract import ClientData, Objective
 
 
@@ -54,7 +54,7 @@ def anchor_scores(kind: str, head: nn.Module, z_ND: Tensor, objective: Objective
     """
     if kind == "confidence":
         return log_odds(head(z_ND), objective)
-    if not isinstance(head, LabelHead):
+    if not isinstance(head, AnchorHead):
         raise TypeError(f"anchors are class embeddings, which a {type(head).__name__} does not have")
     anchor_CD = head.classes()
     if kind == "cosine":

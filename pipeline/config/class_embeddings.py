@@ -36,6 +36,11 @@ class ClassEmbeddingOptions:
     normalize: bool = True
     """Text encoder: bring the vector of every prompt to length 1 before the mean; class concepts always are."""
 
+    lora_rank: int = 0
+    """Rank of low-rank adapters (LoRA) that make the text encoder the label encoder itself: it encodes the names in
+    every step, its weights stay as they are, and adapters and a linear layer are trained and travel
+    (docs/label-names.md); 0: it gives first vectors alone."""
+
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"class_embeddings.width = {self.width}: must be at least 1")
@@ -49,6 +54,18 @@ class ClassEmbeddingOptions:
         if self.init == "language_model" and not self.encoder:
             raise ValueError(
                 "class_embeddings.init = 'language_model' needs class_embeddings.encoder, its folder or hub name"
+            )
+        if self.lora_rank < 0:
+            raise ValueError(f"class_embeddings.lora_rank = {self.lora_rank}: must be at least 0")
+        if self.lora_rank and self.init != "language_model":
+            raise ValueError(
+                f"class_embeddings.lora_rank = {self.lora_rank} is for a language model, and class_embeddings.init ="
+                f" {self.init!r}: set that to 'language_model', or the rank to 0"
+            )
+        if self.lora_rank and (self.pooling == "projected" or self.encoder.startswith("open_clip:")):
+            raise ValueError(
+                f"class_embeddings.lora_rank = {self.lora_rank} is for transformers models with pooling 'mean' or"
+                " 'first': choose such an encoder, or set the rank to 0"
             )
         if bad := next((prompt for prompt in self.templates if "{name}" not in prompt), ""):
             raise ValueError(

@@ -14,7 +14,7 @@ from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
 from anchorfl.pipeline.config.federation import FederationOptions, quorum_size
-from anchorfl.pipeline.config.networks import find_network
+from anchorfl.pipeline.config.networks import find_label_encoder, find_network
 from anchorfl.pipeline.config.redaction import redact_uri
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.methods import is_shipped, method_name
@@ -83,6 +83,18 @@ class Experiment:
                 "model.norm = 'batch' normalizes over the batch, so rows may not be left out or cut apart:"
                 " set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
             )
+        if rank := self.class_embeddings.lora_rank:
+            head = self.method.head
+            if head.kind != "label":
+                raise ValueError(
+                    f"class_embeddings.lora_rank = {rank} is for a method with a label encoder (fedalign), and"
+                    f" {self.method.name!r} has none: set it to 0"
+                )
+            if not head.semantic:
+                raise ValueError(
+                    f"class_embeddings.lora_rank = {rank} encodes the class names, of which method.semantic = False"
+                    " makes no use: set one of the two otherwise"
+                )
         if self.evaluation.by_validation and self.task.validation == 0:
             raise ValueError(f"{self.evaluation.by_validation} needs validation rows: set task.validation above 0")
         if self.tracking.register and self.method.evaluate_on == "clients":
@@ -131,12 +143,16 @@ def redacted_tree(experiment: Experiment) -> dict[str, Any]:
 
 
 def plugins_of(experiment: Experiment) -> dict[str, Any]:
-    """Return the plug-ins of an experiment: ``method``, ``network``, ``task`` -> its class or function."""
+    """Return the plug-ins of an experiment: ``method``, ``network``, ``label_encoder``, ``task`` -> its class, function
+    or files.
+    """
     out = dict[str, Any]()
     if not is_shipped(type(experiment.method)):
         out["method"] = type(experiment.method)
     if network := find_network(experiment.model.network):
         out["network"] = network
+    if experiment.class_embeddings.lora_rank:
+        out["label_encoder"] = find_label_encoder(experiment.class_embeddings.encoder)
     name = "" if experiment.task.file else experiment.task.name
     if names_code(name) or name in plugin_names(TASK):
         from anchorfl.tasks.registry import find_maker  # torch

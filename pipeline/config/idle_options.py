@@ -41,6 +41,7 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     own_dropout = network in NETWORKS[1:] or bool(library_of(network))
     belong("model.network auto", not own_dropout, "model", "dropout")
     belong("class_embeddings.init cooccurrence", named and init == "cooccurrence", "class_embeddings", "table")
+    belong("class_embeddings.lora_rank 0", not experiment.class_embeddings.lora_rank, "method", "aggregate_pseudo")
     encoded = head.concepts or (named and init == "language_model")
     belong("class_embeddings.init language_model", encoded, "class_embeddings", *ENCODER)
     belong("a method with class concepts (fedbm)", head.concepts, "class_embeddings", "prompt_fraction")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # torch
     from anchorfl.models.encoders.plug_in import MakeEncoder
 
 WHERE = "[model] network"
+TOKENIZER = "*.json", "*.txt", "*.model"
+"""Files of a language model's folder that its tokens may depend on."""
 
 
 class LibraryNetwork(LibraryCode):
@@ -51,20 +53,35 @@ def find_network(name: str) -> MakeEncoder | None:
 def _of_library(name: str) -> LibraryNetwork:
     prefix, _, network = name.partition(":")
     package, extra = LIBRARIES[prefix]
-    try:
-        installed = f"{package}=={version(package)}"
-    except PackageNotFoundError as error:
-        raise InputError(
-            f"{WHERE} = {name!r} needs {package}, which is not installed: pip install 'anchorfl[{extra}]'"
-        ) from error
-    return LibraryNetwork(name, installed, _files(network) if prefix == "hf" else ())
+    installed = _installed(package, extra, f"{WHERE} = {name!r}")
+    return LibraryNetwork(name, installed, _files(network, f"{WHERE} = 'hf:{network}'") if prefix == "hf" else ())
 
 
-def _files(name: str) -> tuple[Path, ...]:
-    """Return the files of a transformers network, config.json first: of a folder, or of a hub name's copy in the cache
-    on this machine. Nothing is downloaded.
+def find_label_encoder(name: str) -> LibraryCode:
+    """Return the language model that is a run's label encoder, with the files of its network and its tokenizer.
+    InputError where it is not on this machine.
     """
-    folder, where = Path(name).expanduser(), f"{WHERE} = 'hf:{name}'"
+    where = f"class_embeddings.encoder = {name!r}"
+    installed = _installed("transformers", "plm", where)
+    config, *weights = _files(name, where)
+    if not weights:
+        raise InputError(f"{where}: no safetensors weights beside its config.json: save them as model.safetensors")
+    words = {path for pattern in TOKENIZER for path in config.parent.glob(pattern)} - {config}
+    return LibraryCode(name, installed, (config, *weights, *sorted(words)))
+
+
+def _installed(package: str, extra: str, where: str) -> str:
+    try:
+        return f"{package}=={version(package)}"
+    except PackageNotFoundError as error:
+        raise InputError(f"{where} needs {package}, which is not installed: pip install 'anchorfl[{extra}]'") from error
+
+
+def _files(name: str, where: str) -> tuple[Path, ...]:
+    """Return the files of a transformers network, config.json first: of a folder, or of a hub name's copy in the cache
+    on this machine. Nothing is downloaded. where: the option, for messages.
+    """
+    folder = Path(name).expanduser()
     if not folder.is_dir():
         folder = _cached(name) or folder
     config = folder / "config.json"

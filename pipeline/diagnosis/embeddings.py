@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 from sklearn.cluster import SpectralClustering
 from sklearn.manifold import spectral_embedding
 
-from anchorfl.models.heads import CosineHead, LabelHead, PrototypeHead
+from anchorfl.models.heads import AnchorHead, CosineHead, PrototypeHead
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.figures import Beside, draw_matrices
@@ -29,7 +29,7 @@ from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.errors import InputError, nearest
 
 
-def cosines(head: LabelHead | CosineHead | PrototypeHead) -> Floats:
+def cosines(head: AnchorHead | CosineHead | PrototypeHead) -> Floats:
     """Return the cosine of every two class representations [C, C]."""
     unit_CD = F.normalize(head.classes().detach().double(), dim=-1)
     return np.asarray((unit_CD @ unit_CD.T).numpy(), dtype=np.float64)
@@ -123,7 +123,7 @@ def embeddings(analysis: Analysis, out: Path, *, clusters: int, classes: Sequenc
     chosen = chosen_classes(classes, names)
     server = analysis.at(analysis.last.round)
     server.model.load_state_dict(server.state.weights)
-    if not isinstance(server.model.head, LabelHead | CosineHead | PrototypeHead):
+    if not isinstance(server.model.head, AnchorHead | CosineHead | PrototypeHead):
         return PartResult({}, (f"class embeddings: {analysis.run_spec.experiment.method.name} has none",))
     index = np.ix_(chosen, chosen)
     cosine_CC, names = cosines(server.model.head)[index], tuple(names[c] for c in chosen)

@@ -103,7 +103,11 @@ class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAlign(Method[AlignState, AlignUpdate]):
-    """Client: label by anchors, then train theta and omega in turn. Server: mean of theta, omega class by class."""
+    """Client: label by anchors, then train theta and omega in turn. Server: mean of theta, omega class by class.
+
+    Omega is a vector per class, or a language model with adapters (``class_embeddings.lora_rank``), whose adapters are
+    averaged like theta.
+    """
 
     name = "fedalign"
     unused: ClassVar[Mapping[str, str]] = {"optimizer.lr": "method.data_lr and method.label_lr"}
@@ -125,7 +129,8 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     refresh: Literal["round", "epoch"] = "round"
     """Annotate before training (text, reference) or before each epoch (Alg. 1)."""
     aggregate_pseudo: bool = False
-    """Average row c also over clients that pseudo-annotated c; false: those that identify it (paper, reference)."""
+    """Average row c also over clients that pseudo-annotated c; false: those that identify it (paper, reference).
+    Without effect where class_embeddings.lora_rank makes omega a language model, which has no rows."""
     skip_unlabeled_clients: bool = True
     """Leave clients without a labeled row out of the mean of theta (reference)."""
     alignment: bool = True
@@ -172,14 +177,18 @@ class FedAlign(Method[AlignState, AlignUpdate]):
         return AlignTrainer(ctx, self)
 
     def contribution(self, result: ClientResult[AlignUpdate]) -> Contribution:
-        rows_CD, theta = result.update.weights[CLASS_EMBEDDINGS], without_rows(result.update.weights)
+        weights, theta = result.update.weights, without_rows(result.update.weights)
         counts = not self.skip_unlabeled_clients or bool(result.card.count_C.any())
         terms = {"theta": Term(theta, int(counts)), "unlabeled": Term(theta, int(not counts))}
-        return Contribution(terms | {"rows": Term({CLASS_EMBEDDINGS: rows_CD}, self.classes_of(result).double())})
+        if CLASS_EMBEDDINGS in weights:  # a language model has no row of a class alone: all classes move its adapters
+            rows = {CLASS_EMBEDDINGS: weights[CLASS_EMBEDDINGS]}
+            terms["rows"] = Term(rows, self.classes_of(result).double())
+        return Contribution(terms)
 
     def merge(self, state: AlignState, means: Means, ctx: ServerContext) -> AlignState:
         theta = means.values.get("theta") or means["unlabeled"]  # where no client of the round has a labeled row
-        return replace(state, weights={**state.weights, **theta, **means.rows("rows", state.weights)})
+        rows = means.rows("rows", state.weights) if CLASS_EMBEDDINGS in state.weights else {}
+        return replace(state, weights={**state.weights, **theta, **rows})
 
     def classes_of(self, result: ClientResult[AlignUpdate]) -> Tensor:
         """Return the classes whose embeddings a client's update counts for, bool [C]."""

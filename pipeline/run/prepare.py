@@ -64,7 +64,8 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     _check_size(experiment, data)
     names, concepts = name_vectors(experiment, data, log), concept_vectors(experiment, data, log)
     run_spec = RunSpec(experiment, data.location, names, start, concepts)
-    if experiment.model.network != "auto" or start is not None or experiment.optimizer.onednn:
+    changed = experiment.model.network != "auto" or bool(experiment.class_embeddings.lora_rank)
+    if changed or start is not None or experiment.optimizer.onednn:
         try:
             _check_network(run_spec, run_spec.model())  # here, where an error is one line, and not in every worker
         except ValueError as error:
@@ -77,7 +78,8 @@ def _check_network(run_spec: RunSpec, model: Classifier) -> None:
     experiment, spec = run_spec.experiment, run_spec.data().manifest.spec
     options, optimizer = experiment.model, experiment.optimizer
     where = f"model.network = {options.network!r}"
-    if model.replayable:
+    others = [part for part in model.encoder.modules() if isinstance(part, PlugIn)]
+    if not others:
         return
     if optimizer.onednn or optimizer.precision != "float32":
         raise ValueError(f"{where}: optimizer.onednn and precision are for AnchorFL's own networks: leave them out")
@@ -86,10 +88,9 @@ def _check_network(run_spec: RunSpec, model: Classifier) -> None:
             f"{where}: has BatchNorm, which normalizes over the batch, so rows may not be left out or cut apart: set"
             " --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
         )
-    for part in model.encoder.modules():
-        if isinstance(part, PlugIn):
-            encoder_spec = EncoderSpec(spec.kind, spec.shape, len(spec.vocabulary), options.width, options.dropout)
-            check(part, encoder_spec, where)
+    for part in others:
+        encoder_spec = EncoderSpec(spec.kind, spec.shape, len(spec.vocabulary), options.width, options.dropout)
+        check(part, encoder_spec, where)
 
 
 WIDE = 1 << 14

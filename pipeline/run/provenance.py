@@ -44,7 +44,7 @@ def check_same_data(now: Mapping[str, str], folder: Path) -> None:
     if "frozen_digest" in tags and tags["frozen_digest"] != now.get("frozen_digest"):
         raise InputError(
             f"{folder}: its frozen weights are others now: put back the file of model.weights, or the folder of the"
-            " network, that it began with, or start anew in another --output"
+            " network or of class_embeddings.encoder, that it began with, or start anew in another --output"
         )
 
 

@@ -10,11 +10,13 @@ from typing import Any, NotRequired, TypedDict
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from anchorfl.models.adapters import frozen_of
 from anchorfl.models.build import Head, build
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.encoders.plug_in import MakeEncoder
+from anchorfl.models.heads import AnchorHead
 from anchorfl.models.options import ModelOptions
 from anchorfl.models.weight_files import WeightsError, tensors
 from anchorfl.pipeline.algorithm import messages
@@ -35,7 +37,11 @@ from anchorfl.tasks.registry import find_maker
 FORMAT = 2
 WEIGHTS, METADATA = "weights.safetensors", "model.json"
 FROZEN = "frozen.safetensors"
-"""Weights that were not trained, of a model with adapters."""
+"""Weights of the encoder that were not trained, of a model with adapters."""
+CLASS_VECTORS = "class_vectors.safetensors"
+"""Class representations [C, D] by a language model, which is not needed any more."""
+HEAD = "head."
+"""Prefix of the head's tensors in a model's weights."""
 CODE_OF_MODELS = "model.network", "task.name"
 """Options of ``model.json`` that may name a module."""
 TEXT = "text"
@@ -70,11 +76,16 @@ class SavedModel:
 
 
 def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict[str, Any]) -> None:
-    """Write ``weights.safetensors`` and ``model.json`` into ``folder``, and ``frozen.safetensors`` for a model with
-    adapters. metadata: facts of the run to keep with it.
+    """Write ``weights.safetensors`` and ``model.json`` into ``folder``, ``frozen.safetensors`` for a model with
+    adapters, and ``class_vectors.safetensors`` where a language model encodes the class names. metadata: facts of the
+    run to keep with it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     manifest, experiment = run_spec.data().manifest, run_spec.experiment
+    width = None if run_spec.vectors_CP is None else run_spec.vectors_CP.shape[1]
+    language = experiment.class_embeddings.lora_rank > 0
+    if language:
+        width = experiment.model.width
     content = {
         "format": FORMAT,
         "task": manifest.task,
@@ -86,7 +97,7 @@ def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict
         "head": experiment.method.head.kind,
         "parts": experiment.method.head.parts,
         "unit": experiment.method.head.unit,
-        "class_embedding_width": None if run_spec.vectors_CP is None else run_spec.vectors_CP.shape[1],
+        "class_embedding_width": width,
         "concept_width": 0 if run_spec.concepts_CMD is None else run_spec.concepts_CMD.shape[2],
         "metrics": experiment.evaluation.metrics,
         "checksum": messages.checksum(weights),
@@ -95,10 +106,28 @@ def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict
     }
     if experiment.model.lora_rank:
         frozen = frozen_of(run_spec.model())
+        if language:
+            frozen = _without_head(frozen)
         content["frozen_checksum"] = messages.checksum(frozen)
         write_atomically(folder / FROZEN, save({k: v.contiguous() for k, v in frozen.items()}))
+    if language:
+        table = {HEAD + "table": _class_vectors(run_spec.model(), weights)}
+        content["class_vectors_checksum"] = messages.checksum(table)
+        write_atomically(folder / CLASS_VECTORS, save(table))
     write_atomically(folder / WEIGHTS, save({k: v.contiguous() for k, v in weights.items()}))
     write_atomically(folder / METADATA, json.dumps(content, indent=1).encode())
+
+
+def _without_head(tensors: Tensors) -> Tensors:
+    return {name: value for name, value in tensors.items() if not name.startswith(HEAD)}
+
+
+@torch.no_grad()
+def _class_vectors(model: Classifier, weights: Tensors) -> Tensor:
+    """Return what a model's label encoder makes of the class names."""
+    assert isinstance(model.head, AnchorHead)
+    model.load_state_dict(weights)
+    return model.head.classes()
 
 
 class ModelMetadata(TypedDict):
@@ -119,6 +148,7 @@ class ModelMetadata(TypedDict):
     seal: NotRequired[str]
     task_plugin: NotRequired[str]
     frozen_checksum: NotRequired[str]
+    class_vectors_checksum: NotRequired[str]
 
 
 def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
@@ -132,6 +162,8 @@ def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
         metadata = _read_metadata(read_text_bytes(folder / METADATA), folder / METADATA, hint)
         weights = _weights(folder / WEIGHTS, metadata["checksum"], hint)
         frozen = _weights(folder / FROZEN, stated, hint) if (stated := metadata.get("frozen_checksum")) else {}
+        if stated := metadata.get("class_vectors_checksum"):
+            weights = _without_head(weights) | _weights(folder / CLASS_VECTORS, stated, hint)
     except FileNotFoundError as error:
         raise InputError(f"{folder} holds no trained model ({error.filename} is missing); {hint}") from error
     named = str(metadata["model"].get("network", "auto"))

@@ -10,12 +10,13 @@ from torch import Tensor
 from anchorfl.models.adapters import frozen_of
 from anchorfl.models.build import build
 from anchorfl.models.classifier import Classifier
+from anchorfl.models.label_encoder import LabelEncoderSpec
 from anchorfl.models.lower_precision import use_bfloat16
 from anchorfl.models.onednn import use_onednn
 from anchorfl.pipeline.algorithm.messages import checksum
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.config.networks import find_network
+from anchorfl.pipeline.config.networks import find_label_encoder, find_network
 from anchorfl.pipeline.training.local_training import TrainingSpec
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -29,7 +30,7 @@ class RunSpec:
     prepared: str
     """Folder of the prepared data."""
     vectors_CP: Tensor | None
-    """First values of the class embeddings, in order of the class names; None where the method has none."""
+    """First values of the class embeddings, in order of the class names; None where there is no table of them."""
     start: dict[str, Tensor] | None = None
     """The encoder's first values; None where they are drawn."""
     concepts_CMD: Tensor | None = None
@@ -45,7 +46,7 @@ class RunSpec:
         """
         vectors = {"names_digest": self.vectors_CP, "concepts_digest": self.concepts_CMD}
         digests = {name: checksum({"vectors": value}) for name, value in vectors.items() if value is not None}
-        if self.experiment.model.lora_rank:
+        if self.experiment.model.lora_rank or self.experiment.class_embeddings.lora_rank:
             digests["frozen_digest"] = checksum(frozen_of(self.model()))
         return digests
 
@@ -62,7 +63,7 @@ class RunSpec:
             classes=len(manifest.class_names), head=head.kind, parts=head.parts, scale=head.first_scale,
             unit=manifest.kind == "single" and head.unit, vectors_CP=self.vectors_CP, start=self.start,
             concept_width=0 if self.concepts_CMD is None else self.concepts_CMD.shape[2],
-            network=find_network(experiment.model.network),
+            network=find_network(experiment.model.network), label_encoder=self._label_encoder(),
             seed=seed_for(experiment.seed, "model"), lookup_dropout=experiment.optimizer.lookup_dropout,
         )  # fmt: skip
         if experiment.optimizer.onednn:
@@ -70,6 +71,16 @@ class RunSpec:
         if experiment.optimizer.precision == "bfloat16":
             use_bfloat16(model.encoder)
         return model
+
+    def _label_encoder(self) -> LabelEncoderSpec | None:
+        options = self.experiment.class_embeddings
+        if not options.lora_rank:
+            return None
+        folder = find_label_encoder(options.encoder).files[0].parent
+        return LabelEncoderSpec(
+            str(folder), self.data().manifest.class_names, options.templates, options.pooling, options.normalize,
+            options.lora_rank,
+        )  # fmt: skip
 
     def training(self) -> TrainingSpec:
         """Return the part of the run that all its clients share."""

@@ -30,6 +30,7 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
 from anchorfl.models.classifier import Classifier
+from anchorfl.models.label_encoder import LanguageHead
 from anchorfl.models.stacked import StackedMasks, stack
 from anchorfl.pipeline.algorithm.contract import ClientTrainer, Tensors
 from anchorfl.pipeline.algorithm.parameters import set_training, state_of_module
@@ -81,10 +82,12 @@ MOST = 64
 def stack_size(experiment: Experiment, model: Classifier, spec: InputSpec) -> int:
     """Return the size of a run's stacks, at least 1. InputError where it asks for stacks that cannot be."""
     size, optimizer = experiment.federation.stack, experiment.optimizer
+    language = isinstance(model.head, LanguageHead)
     wrong = {
         f"another method than {experiment.method.name!r}": not experiment.method.supports.stack,
         "an input that is not sparse": spec.kind == "sparse",
-        f"another network than {experiment.model.network!r}, a plug-in's": not model.replayable,
+        f"another network than {experiment.model.network!r}, a plug-in's": not model.replayable and not language,
+        "class_embeddings.lora_rank = 0": language,
         "optimizer.precision = 'float32'": optimizer.precision != "float32",
         "optimizer.onednn = False": optimizer.onednn,
         "optimizer.microbatch_tokens = 0 for rows with a length (dropout masks of a mini-batch are drawn at once)":
