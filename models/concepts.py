@@ -29,7 +29,7 @@ from anchorfl.models import name_cache
 from anchorfl.models.errors import NamesError
 from anchorfl.models.language import encode_names
 from anchorfl.models.options import Pooling
-from anchorfl.models.text_encoders import CLIP, NoEncoderError, folder_of, library, text_encoder
+from anchorfl.models.text_encoders import CLIP, NoEncoderError, OwnEncoder, folder_of, library, text_encoder
 
 FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
 PARTS = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
@@ -46,7 +46,7 @@ class ConceptRequest:
     prompts: tuple[str, ...]
     """Templates with ``{name}``."""
     model: str
-    """Name of a model, as ``text_encoder`` takes it."""
+    """Name of a model, as ``text_encoder`` takes it; of an encoder of another package, name and version."""
     pooling: Pooling = "auto"
 
     def check(self) -> None:
@@ -79,9 +79,15 @@ class Concepts:
     """Library and version, for the log."""
 
 
-def load_concepts(request: ConceptRequest, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
+def load_concepts(
+    request: ConceptRequest,
+    cache: Path,
+    log: Callable[[str], None] = _LOG.warning,
+    encoder: OwnEncoder | None = None,
+) -> Concepts:
     """Return the vectors of a request, from the cache, or made now and kept there; a row depends on its class alone.
 
+    encoder: that of another package which ``request.model`` names.
     Raises NamesError where neither the file is in the cache, nor the encoder on this machine, or it cannot do this.
     """
     request.check()
@@ -89,7 +95,7 @@ def load_concepts(request: ConceptRequest, cache: Path, log: Callable[[str], Non
     if (cached := _load(request, file, log)) is not None:
         return cached
     try:
-        vector_CMD, made_by = encode_concepts(request), library(request.model)
+        vector_CMD, made_by = encode_concepts(request, encoder or ""), library(encoder or request.model)
     except NoEncoderError as error:
         raise _not_available(request, cache, error) from error
     save_concepts(request, file, vector_CMD, made_by, log)
@@ -117,8 +123,8 @@ def _not_available(request: ConceptRequest, cache: Path, error: NoEncoderError) 
     )
 
 
-def encode_concepts(request: ConceptRequest, source: str = "") -> npt.NDArray[np.float32]:
-    """Make the vectors [C, M, D] now. source: where the model is, if not where its name says."""
+def encode_concepts(request: ConceptRequest, source: str | OwnEncoder = "") -> npt.NDArray[np.float32]:
+    """Make the vectors [C, M, D] now. source: the encoder, or where the model is, if not where its name says."""
     model = source or request.model
     with text_encoder(model, request.pooling) as encode:
         each = encode_names(encode, request.words, request.prompts, model)

@@ -23,15 +23,15 @@ from anchorfl.models import name_cache
 from anchorfl.models.errors import NamesError
 from anchorfl.models.label_names import NameVectors
 from anchorfl.models.options import Pooling
-from anchorfl.models.text_encoders import Encode, folder_of, library, text_encoder
+from anchorfl.models.text_encoders import Encode, OwnEncoder, folder_of, library, text_encoder
 
 FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
 _LOG = logging.getLogger(__name__)
 
 
 def from_language_model(
-    class_names: Sequence[str], *, model: str, prompts: Sequence[str] = ("{name}",), normalize: bool = True,
-    pooling: Pooling = "auto", cache: Path | None, log: Callable[[str], None] = _LOG.warning,
+    class_names: Sequence[str], *, model: str | OwnEncoder, prompts: Sequence[str] = ("{name}",),
+    normalize: bool = True, pooling: Pooling = "auto", cache: Path | None, log: Callable[[str], None] = _LOG.warning,
 ) -> NameVectors:  # fmt: skip
     """Return the vectors of ``class_names``, float32 [C, D].
 
@@ -55,7 +55,9 @@ def fill_prompts(prompts: Sequence[str], name: str) -> list[str]:
     return [prompt.replace("{name}", name.replace("_", " ")) for prompt in prompts]
 
 
-def encode_names(encode: Encode, class_names: Sequence[str], prompts: Sequence[str], model: str) -> list[Tensor]:
+def encode_names(
+    encode: Encode, class_names: Sequence[str], prompts: Sequence[str], model: str | OwnEncoder
+) -> list[Tensor]:
     """Return the vectors [M, D] of the sentences about every name.
 
     Names go through the encoder one at a time: other names cannot change a row, not even by rounding. Raises NamesError
@@ -68,19 +70,23 @@ def encode_names(encode: Encode, class_names: Sequence[str], prompts: Sequence[s
 
 
 def _digest(
-    class_names: Sequence[str], model: str, prompts: Sequence[str], normalize: bool, pooling: Pooling = "auto"
+    class_names: Sequence[str],
+    model: str | OwnEncoder,
+    prompts: Sequence[str],
+    normalize: bool,
+    pooling: Pooling = "auto",
 ) -> str:
     """Return sha256, in hex, of all that the rows depend on; of a folder, the names, sizes and times of its files."""
     version = library(model).removeprefix("transformers ")
     files = sorted(folder.glob("*")) if (folder := folder_of(model)) else []
     stamps = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
-    head = ["language model", FORMAT, model, stamps, list(prompts), normalize, list(class_names), version]
+    head = ["language model", FORMAT, str(model), stamps, list(prompts), normalize, list(class_names), version]
     head += [] if pooling == "auto" else [pooling]  # so that what older versions made is still found
     return hashlib.sha256(json.dumps(head).encode()).hexdigest()
 
 
 def _encode(
-    class_names: Sequence[str], model: str, prompts: Sequence[str], normalize: bool, pooling: Pooling
+    class_names: Sequence[str], model: str | OwnEncoder, prompts: Sequence[str], normalize: bool, pooling: Pooling
 ) -> npt.NDArray[np.float32]:
     with text_encoder(model, pooling) as encode:
         each = encode_names(encode, class_names, prompts, model)

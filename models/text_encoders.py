@@ -1,8 +1,8 @@
 """Sentences to vectors by a frozen text encoder: a transformers model, or the text tower of an open_clip model.
 
-Every encoder runs in evaluation mode (dropout would make vectors random), in float32, without gradients, and is only
-read, never trained. Both libraries are large, so they are imported by name when an encoder is opened. Shape suffixes:
-M sentences, L tokens, D width of a vector.
+Or by an encoder of another package (``OwnEncoder``). Every model runs in evaluation mode (dropout would make vectors
+random), in float32, without gradients, and is only read, never trained. Both libraries are large, so they are imported
+by name when an encoder is opened. Shape suffixes: M sentences, L tokens, D width of a vector.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,22 @@ from anchorfl.models.options import Pooling
 
 Encode = Callable[[list[str]], Tensor]
 """Sentences -> their vectors [M, D], as the model gives them (not brought to length 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEncoder:
+    """A text encoder of another package."""
+
+    name: str
+    """As the option names it."""
+    make: Callable[[], Encode]
+    """Makes it."""
+    version: str
+    """Its package and the digest of its source, on which its vectors depend."""
+
+    def __str__(self) -> str:
+        return self.name
+
 
 INSTALL = "language models need the extra 'plm': pip install 'anchorfl[plm]'"
 CLIP = "open_clip:"
@@ -36,15 +53,18 @@ class NoEncoderError(NamesError):
 
 
 @contextmanager
-def text_encoder(model: str, pooling: Pooling = "auto") -> Iterator[Encode]:
+def text_encoder(model: str | OwnEncoder, pooling: Pooling = "auto") -> Iterator[Encode]:
     """Yield the encoder of a model, for as long as the context is open.
 
     model: a folder with config, tokenizer and safetensors weights; a hub name, ``name@revision`` to pin it; or
-    ``open_clip:`` and what open_clip calls a model. pooling: ``mean``, the mean of the last hidden states over real
-    tokens; ``first``, that of the first token; ``projected``, the model's own projection of texts (CLIP); ``auto``:
-    ``projected`` for open_clip, else ``mean``. Raises NoEncoderError, or NamesError where the model cannot do this.
+    ``open_clip:`` and what open_clip calls a model; or another package's. pooling: ``mean``, the mean of the last
+    hidden states over real tokens; ``first``, that of the first token; ``projected``, the model's own projection of
+    texts (CLIP); ``auto``: ``projected`` for open_clip, else ``mean``. Raises NoEncoderError, or NamesError where the
+    model cannot do this.
     """
-    if model.startswith(CLIP):
+    if isinstance(model, OwnEncoder):
+        yield _own(model)
+    elif model.startswith(CLIP):
         if pooling not in ("auto", "projected"):
             raise NamesError(f"text encoder {model!r} has its own projection: set class_embeddings.pooling to 'auto'")
         with _clip(model) as encode:
@@ -54,11 +74,14 @@ def text_encoder(model: str, pooling: Pooling = "auto") -> Iterator[Encode]:
             yield encode
 
 
-def library(model: str) -> str:
-    """Return name and version of the library that the model needs, without importing it.
+def library(model: str | OwnEncoder) -> str:
+    """Return name and version of the library that the model needs, without importing it; of an encoder of another
+    package, its version.
 
     Raises NoEncoderError where it is not installed.
     """
+    if isinstance(model, OwnEncoder):
+        return model.version
     name, install = ("open_clip_torch", INSTALL_CLIP) if model.startswith(CLIP) else ("transformers", INSTALL)
     try:
         return f"{name} {metadata.version(name)}"
@@ -66,10 +89,42 @@ def library(model: str) -> str:
         raise NoEncoderError(f"text encoder {model!r}: {install}") from error
 
 
-def folder_of(model: str) -> Path | None:
+def folder_of(model: str | OwnEncoder) -> Path | None:
     """Return the folder on this machine that a model's name means; None where it means none that is here."""
+    if isinstance(model, OwnEncoder):
+        return None
     folder = Path(model.removeprefix(f"{CLIP}local-dir:")).expanduser()
     return folder if folder.is_dir() else None
+
+
+def _own(encoder: OwnEncoder) -> Encode:
+    """Return an encoder of another package that is held to its promise: NamesError where its code fails, or gives no
+    vector of one width for each sentence.
+    """
+    try:
+        encode = encoder.make()
+    except Exception as error:  # it is anybody's code
+        what = f"making it failed ({type(error).__name__}: {_one_line(error)})"
+        raise NamesError(f"text encoder {encoder.name!r}: {what}") from error
+    widths = set[int]()
+
+    def checked(texts: list[str]) -> Tensor:
+        try:
+            with torch.inference_mode():
+                vector_MD = encode(texts)
+        except Exception as error:
+            what = f"encoding {len(texts)} texts failed ({type(error).__name__}: {_one_line(error)})"
+            raise NamesError(f"text encoder {encoder.name!r}: {what}") from error
+        got = tuple(vector_MD.shape) if isinstance(vector_MD, Tensor) else type(vector_MD).__name__
+        if isinstance(got, str) or len(got) != 2 or got[0] != len(texts) or len(widths | {got[1]}) > 1:
+            raise NamesError(
+                f"text encoder {encoder.name!r}: gives {got} for {len(texts)} texts, and not a tensor (texts, width) of"
+                " one width"
+            )
+        widths.add(got[1])
+        return vector_MD.detach().cpu().float()
+
+    return checked
 
 
 def mean_states(state_MLD: Tensor, mask_ML: Tensor) -> Tensor:

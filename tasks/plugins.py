@@ -1,4 +1,5 @@
-"""Plug-ins: methods, networks, tasks, trackers and search spaces of other packages, by entry point or module and name.
+"""Plug-ins: methods, networks, text encoders, tasks, trackers and search spaces of other packages, by entry point or
+module and name.
 
     --method.name fancy                 # a package of the environment offers it:
                                         #   [project.entry-points."anchorfl.methods"]
@@ -33,7 +34,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class PluginKind:
-    """What plug-ins can add: a method, a task, a network, a tracker, a search space."""
+    """What plug-ins can add: a method, a task, a network, a text encoder, a tracker, a search space."""
 
     word: str
     """Its word in messages: ``method``."""
@@ -62,8 +63,9 @@ METHOD = PluginKind("method", "anchorfl.methods")
 TASK = PluginKind("task", "anchorfl.tasks")
 NETWORK = PluginKind("network", "anchorfl.networks")
 TRACKER = PluginKind("tracker", "anchorfl.trackers")
+TEXT_ENCODER = PluginKind("text encoder", "anchorfl.text_encoders")
 SEARCH_SPACE = PluginKind("search space", "anchorfl.search_spaces")
-KINDS = METHOD, NETWORK, TASK, TRACKER, SEARCH_SPACE
+KINDS = METHOD, NETWORK, TEXT_ENCODER, TASK, TRACKER, SEARCH_SPACE
 
 
 def names_code(name: str) -> bool:

@@ -23,7 +23,8 @@ class ClassEmbeddingOptions:
     layer maps between them."""
     encoder: str = ""
     """Text encoder: a folder with its files, or a hub name (``name@revision`` to pin it), which need
-    ``anchorfl[plm]``; or ``open_clip:`` and a model of open_clip's (docs/label-names.md)."""
+    ``anchorfl[plm]``; ``open_clip:`` and a model of open_clip's (docs/label-names.md); or a plug-in's, by its name or
+    ``package.module:factory`` (docs/plug-ins.md)."""
     pooling: Pooling = "auto"
     """Text encoder: what of it is a sentence's vector. ``mean``: of the last hidden states; ``first``: that of the
     first token; ``projected``: that of encoders with a projection (CLIP); ``auto``: this for open_clip, else

@@ -16,6 +16,7 @@ from anchorfl.pipeline.config.evaluation import EvaluationOptions
 from anchorfl.pipeline.config.federation import FederationOptions, quorum_size
 from anchorfl.pipeline.config.networks import find_label_encoder, find_network
 from anchorfl.pipeline.config.redaction import redact_uri
+from anchorfl.pipeline.config.text_encoders import find_own_encoder
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.methods import is_shipped, method_name
 from anchorfl.tasks.options import TaskOptions, table_stem
@@ -142,9 +143,15 @@ def redacted_tree(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
+def uses_encoder(experiment: Experiment) -> bool:
+    """Return whether a run asks a text encoder: for class concepts, or for the class embeddings."""
+    head, init = experiment.method.head, experiment.class_embeddings.init
+    return head.concepts or (head.kind == "label" and head.semantic and init == "language_model")
+
+
 def plugins_of(experiment: Experiment) -> dict[str, Any]:
-    """Return the plug-ins of an experiment: ``method``, ``network``, ``label_encoder``, ``task`` -> its class, function
-    or files.
+    """Return the plug-ins of an experiment, its class, function or files by ``method``, ``network``,
+    ``label_encoder``, ``text_encoder``, ``task``.
     """
     out = dict[str, Any]()
     if not is_shipped(type(experiment.method)):
@@ -153,6 +160,8 @@ def plugins_of(experiment: Experiment) -> dict[str, Any]:
         out["network"] = network
     if experiment.class_embeddings.lora_rank:
         out["label_encoder"] = find_label_encoder(experiment.class_embeddings.encoder)
+    elif uses_encoder(experiment) and (encoder := find_own_encoder(experiment.class_embeddings)):
+        out["text_encoder"] = encoder
     name = "" if experiment.task.file else experiment.task.name
     if names_code(name) or name in plugin_names(TASK):
         from anchorfl.tasks.registry import find_maker  # torch

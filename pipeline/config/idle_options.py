@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from anchorfl.models.options import NETWORKS, library_of
-from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.experiment import Experiment, uses_encoder
 from anchorfl.tasks.errors import InputError
 
 ENCODER = ("encoder", "pooling", "prompts", "normalize")
@@ -42,8 +42,7 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     belong("model.network auto", not own_dropout, "model", "dropout")
     belong("class_embeddings.init cooccurrence", named and init == "cooccurrence", "class_embeddings", "table")
     belong("class_embeddings.lora_rank 0", not experiment.class_embeddings.lora_rank, "method", "aggregate_pseudo")
-    encoded = head.concepts or (named and init == "language_model")
-    belong("class_embeddings.init language_model", encoded, "class_embeddings", *ENCODER)
+    belong("class_embeddings.init language_model", uses_encoder(experiment), "class_embeddings", *ENCODER)
     belong("a method with class concepts (fedbm)", head.concepts, "class_embeddings", "prompt_fraction")
     belong("a method with class embeddings from names (fedalign)", named, "class_embeddings", "init", "table")
     return idle | dict(experiment.method.unused)

@@ -21,6 +21,7 @@ from anchorfl.models.options import library_of
 from anchorfl.pipeline.cluster.auth_token import create
 from anchorfl.pipeline.config.experiment import Experiment, digest, redacted_tree
 from anchorfl.pipeline.config.schema import with_options
+from anchorfl.pipeline.config.text_encoders import names_encoder_code
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.plugins import names_code
@@ -45,6 +46,8 @@ PLACES: Mapping[str, str] = {
 """Options that name where a run reads, writes or sends -> the environment variable that names the same; "" for none."""
 CODE = "method.name", "model.network", "task.name"
 """Those whose code is run when a record is read."""
+ENCODER = "class_embeddings.encoder"
+"""Likewise, where it names a module, or its files count as those of ``hf:`` networks do (``lora_rank``)."""
 NAMES = *CODE, "tracking.trackers"
 """Those that are places where they name a module, and a name alone otherwise."""
 NO_PLACE = {"", "none", "auto"}
@@ -98,7 +101,11 @@ def check_own_code(tree: Mapping[str, Any], seal: str, record: Path, typed: Mapp
     tree: its options, as they are read. seal, record, typed: as in ``with_own_places``.
     """
     places = places_of(tree)
-    code = {option: place for option, place in places.items() if option in CODE and typed.get(option) != place}
+    named = {option: place for option, place in places.items() if option in CODE}
+    encoder, table = places.get(ENCODER, ""), tree.get("class_embeddings")
+    if names_encoder_code(encoder) or (encoder and isinstance(table, dict) and table.get("lora_rank")):
+        named[ENCODER] = encoder
+    code = {option: place for option, place in named.items() if typed.get(option) != place}
     if code and not _sealed(places, seal):
         raise _foreign(record, code)
 

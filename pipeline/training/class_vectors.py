@@ -13,14 +13,17 @@ from anchorfl.models.concepts import ConceptRequest, check_available, load_conce
 from anchorfl.models.label_names import NameGraph, from_cooccurrence, random_vectors, read_table
 from anchorfl.models.language import from_language_model
 from anchorfl.models.start import StartError, read_start
+from anchorfl.models.text_encoders import OwnEncoder
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for
 from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.text_encoders import find_own_encoder
 from anchorfl.pipeline.terminal import Log
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.folders import cache_root
 from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.plugins import code_digest, packages_of
 from anchorfl.tasks.registry import task_of
 
 
@@ -36,8 +39,8 @@ def name_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Tensor
         return random_vectors(names, options.width, seed)
     if options.init == "language_model":
         return from_language_model(
-            names, model=options.encoder, prompts=options.templates, normalize=options.normalize,
-            pooling=options.pooling, cache=cache, log=log,
+            names, model=own_encoder(experiment) or options.encoder, prompts=options.templates,
+            normalize=options.normalize, pooling=options.pooling, cache=cache, log=log,
         ).vectors_CD  # fmt: skip
     table, table_names = cooccurrence_table(experiment, names)
     trained = from_cooccurrence(table, table_names, width=options.width, seed=seed, cache=cache, log=log)
@@ -89,7 +92,7 @@ def concept_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Ten
     if not experiment.method.head.concepts:
         return None
     request = concept_request(experiment, prepared.manifest.class_names)
-    concepts = load_concepts(request, Path(prepared.folder).parent, log)
+    concepts = load_concepts(request, Path(prepared.folder).parent, log, own_encoder(experiment))
     index_M = draw_prompts(len(request.prompts), experiment.class_embeddings.prompt_fraction, experiment.seed)
     vectors_CMD = concepts.vectors_CMD[:, index_M].contiguous()
     classes, prompts, width = vectors_CMD.shape
@@ -104,7 +107,9 @@ def check_encoder(experiment: Experiment) -> None:
     files say which classes there are.
     """
     names = task_of(experiment.task).class_names
-    if experiment.method.head.concepts and names and not object_store.is_remote(experiment.task.cache):
+    if not experiment.method.head.concepts or own_encoder(experiment):
+        return
+    if names and not object_store.is_remote(experiment.task.cache):
         check_available(concept_request(experiment, names), cache_root(experiment.task.cache))
 
 
@@ -125,7 +130,18 @@ def concept_request(experiment: Experiment, class_names: tuple[str, ...]) -> Con
             )
         prompts = wording.prompts()
     words = class_names if wording is None else wording.of(class_names)
-    return ConceptRequest(words, prompts, experiment.class_embeddings.encoder, experiment.class_embeddings.pooling)
+    options, own = experiment.class_embeddings, own_encoder(experiment)
+    model = f"{own.name}, {own.version}" if own else options.encoder
+    return ConceptRequest(words, prompts, model, options.pooling)
+
+
+def own_encoder(experiment: Experiment) -> OwnEncoder | None:
+    """Return the text encoder of a plug-in; None where the run has none."""
+    found = find_own_encoder(experiment.class_embeddings)
+    if found is None:
+        return None
+    version = " ".join([*packages_of(found), f"sha256 {code_digest(found)}"])
+    return OwnEncoder(experiment.class_embeddings.encoder, found, version)
 
 
 def draw_prompts(prompts: int, share: float, seed: int) -> list[int]:
