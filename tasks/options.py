@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NewType
 
 JsonText = NewType("JsonText", str)
-"""Text of JSON; in a preset, a list or a table may stand for it."""
+"""Text of JSON; in a preset, a number, a list or a table may stand for it."""
 
 
 def json_text(value: Any) -> JsonText:
@@ -78,6 +78,10 @@ class TaskOptions:
     """Share of the training rows held out for validation, stratified by class, in [0, 1)."""
     validation_from: Literal["server", "clients"] = "server"
     """``server``: before the partition, all labels; ``clients``: of each client's rows, its labels (authors' code)."""
+    client_test: JsonText = JsonText("none")
+    """Test rows of every client's own, on which the final model is scored, client by client: ``none``; a share of its
+    rows between 0 and 1, drawn after validation and partition, which nobody trains on; or ``split``, its rows of the
+    test split (``subjects``; a table with ``client_column`` and ``split_column``)."""
     min_count: int = 100
     """Words seen at least this often in the training texts form the vocabulary (R8-8: 100)."""
     max_tokens: int = 1000

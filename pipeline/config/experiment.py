@@ -98,6 +98,12 @@ class Experiment:
                 )
         if self.evaluation.by_validation and self.task.validation == 0:
             raise ValueError(f"{self.evaluation.by_validation} needs validation rows: set task.validation above 0")
+        if self.task.client_test != "none" and self.method.evaluate_on == "clients" and self.evaluation.chosen_by:
+            raise ValueError(
+                f"task.client_test scores the clients' own models of {self.method.name} after the last round, and"
+                f" evaluation.model_selection = {self.evaluation.model_selection!r} may select an earlier one, whose"
+                " models are gone: set it to 'last'"
+            )
         if self.tracking.register and self.method.evaluate_on == "clients":
             raise ValueError(f"tracking.register: {self.method.name} trains no global model to register: leave it out")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anchorfl.pipeline import terminal
+from anchorfl.pipeline.results.client_scores import PARTS
 from anchorfl.pipeline.results.curves import draw
 from anchorfl.pipeline.results.markdown import markdown_table, plain_markdown
 from anchorfl.pipeline.storage.atomic_files import write_atomically, write_csv
@@ -38,6 +39,9 @@ IN_FILES = "last5"
 LEGEND = (
     "Scores: {split} split, percent. last: last evaluated round; best: that with the best validation {primary}{also}"
 )
+LEGEND_CLIENTS = (
+    "Clients: mean, worst, 10th percentile (p10) and sd over the clients of the score on each one's own test rows."
+)
 LEGEND_IN_FILES = "; mean5: mean of the last five evaluated rounds"
 LEGEND_COSTS = "MB: moved both ways; s/round: median."
 TEXT_COLUMNS = ("run", "task", "method", "mean and sd")
@@ -58,7 +62,7 @@ class RunSummary:
     records: tuple[RoundRecord, ...]
     values: dict[str, float | None]
     """Figures of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1), and ``COSTS``;
-    None where the run has no such number."""
+    with clients' own test rows also their ``PARTS`` (``f1_clients_worst``). None where the run has no such number."""
     split: Split
     """The one that these are of."""
     result: dict[str, Any]
@@ -128,7 +132,7 @@ def load_begun(folder: Path, split: Split = "test") -> RunSummary:
         raise InputError(
             f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
         )
-    records = tuple(with_final_scores(folder))
+    records, result = tuple(with_final_scores(folder)), read_result(folder)
     params: dict[str, Any] = metadata["params"]
     return RunSummary(
         folder=folder,
@@ -139,9 +143,9 @@ def load_begun(folder: Path, split: Split = "test") -> RunSummary:
         status=metadata["status"],
         params=params,
         records=records,
-        values=_values(records, _family(params), split),
+        values=_values(records, _family(params), split) | _client_values(params, result),
         split=split,
-        result=read_result(folder),
+        result=result,
         tags=metadata.get("tags", {}),
     )
 
@@ -225,6 +229,29 @@ def _values(records: Sequence[RoundRecord], family: Family, split: Split) -> dic
     return values
 
 
+def _client_values(params: dict[str, Any], result: dict[str, Any]) -> dict[str, float | None]:
+    """Return the figures over the clients, each on its own test rows; {} where the run's clients have none."""
+    if params.get("task.client_test", "none") == "none":
+        return {}
+    found = result.get("client_test", {})
+    return {
+        f"{measure.value}_clients_{part}": found.get(measure.name, {}).get(part)
+        for measure in _family(params).measures
+        for part in PARTS
+    }
+
+
+def _client_heads(runs: Sequence[RunSummary], *, every: bool = False) -> dict[str, str]:
+    """Return as ``_heads``, for the figures over the clients, as far as some run has them."""
+    heads = {
+        f"{m.value}_clients_{part}": f"{m.short} {part}"
+        for family in _families(runs)
+        for m in (family.measures if every else family.compared)
+        for part in PARTS
+    }
+    return {name: head for name, head in heads.items() if any(run.values.get(name) is not None for run in runs)}
+
+
 def _best(records: Sequence[RoundRecord], by: Measure) -> RoundRecord | None:
     """Return the first round with the best validation figure; its test scores are missing where it was not tested."""
     select = f"validation/{by.name}"
@@ -286,12 +313,13 @@ def _shown(name: str, value: float | None) -> str:
 
 def _text(runs: Sequence[RunSummary], groups: Sequence[Group], tail: Sequence[str], width: int | None) -> str:
     heads = _heads(_families(runs), in_files=False)
-    tables = [_rows(runs, heads), _grouped_rows(groups, heads)]
+    tables = [_rows(runs, heads), _grouped_rows(groups, heads), *_client_tables(runs, groups)]
     blocks = [
         terminal.table(rows, width, right=[head for head in rows[0] if head not in TEXT_COLUMNS], ruled=True)
         for rows in tables
         if rows
     ]
+    tail = [*tail, LEGEND_CLIENTS] if _client_heads(runs) else tail
     return "\n\n".join([*blocks, "\n".join(terminal.paragraph(line, width) for line in tail)]) + "\n"
 
 
@@ -300,7 +328,25 @@ def _markdown(runs: Sequence[RunSummary], groups: Sequence[Group], tail: Sequenc
     grouped = _grouped_rows(groups, heads)
     blocks = ["# Comparison", markdown_table(_rows(runs, heads))]
     blocks += ["## Mean and sd over seeds", markdown_table(grouped)] if grouped else []
+    if tables := _client_tables(runs, groups):
+        blocks += [
+            "## Clients, each on its own test rows",
+            *map(markdown_table, tables),
+            plain_markdown(LEGEND_CLIENTS),
+        ]
     return "\n\n".join([*blocks, *map(plain_markdown, tail), *(["![curves](curves.png)"] if curves else [])]) + "\n"
+
+
+def _client_tables(runs: Sequence[RunSummary], groups: Sequence[Group]) -> list[list[list[str]]]:
+    """Return the rows of the runs with clients' own test rows, and of groups of these; [] where there are none."""
+    heads = _client_heads(runs)
+    having = [run for run in runs if any(run.values.get(name) is not None for name in heads)]
+    if not having:
+        return []
+    rows = [["run", "seed", *heads.values()]]
+    rows += [[run.name, str(run.seed), *(_shown(name, run.values.get(name)) for name in heads)] for run in having]
+    several = [group for group in groups if len(group.runs) > 1 and group.runs[0] in having]
+    return [rows, *([_means(several, heads)] if several else [])]
 
 
 def _rows(runs: Sequence[RunSummary], heads: dict[str, str]) -> list[list[str]]:
@@ -316,9 +362,13 @@ def _rows(runs: Sequence[RunSummary], heads: dict[str, str]) -> list[list[str]]:
 def _grouped_rows(groups: Sequence[Group], heads: dict[str, str]) -> list[list[str]]:
     """Return the rows of the groups with several runs; [] where there are none. heads: of the scores."""
     several = [group for group in groups if len(group.runs) > 1]
-    heads = heads | COSTS
-    rows = [["mean and sd", "runs", *heads.values()]] if several else []
-    for group in several:
+    return _means(several, heads | COSTS) if several else []
+
+
+def _means(groups: Sequence[Group], heads: dict[str, str]) -> list[list[str]]:
+    """Return the rows of groups, those of the heads first."""
+    rows = [["mean and sd", "runs", *heads.values()]]
+    for group in groups:
         cells = [f"{_shown(name, group.mean.get(name))} ± {_shown(name, group.sd.get(name))}" for name in heads]
         rows.append([group.label, str(len(group.runs)), *("-" if cell == "- ± -" else cell for cell in cells)])
     return rows
@@ -327,7 +377,7 @@ def _grouped_rows(groups: Sequence[Group], heads: dict[str, str]) -> list[list[s
 def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markdown: str) -> tuple[Path, ...]:
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "comparison.md", markdown.encode())
-    names = list(_heads(_families(runs), every=True))
+    names = [*_heads(_families(runs), every=True), *_client_heads(runs, every=True)]
     units = [*(f"{name}_percent" for name in names), *COSTS]
     rows: list[list[object]] = [["run", "folder", "task", "method", "seed", "status", "last_round", *units]]
     for run in runs:

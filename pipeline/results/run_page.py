@@ -18,6 +18,14 @@ import numpy as np
 from anchorfl.pipeline.config.repetition import Repetition, repetition_of, with_defaults
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.results import page_parts as parts
+from anchorfl.pipeline.results.client_scores import (
+    CLIENT_SCORES,
+    PARTS,
+    ClientScore,
+    read_client_scores,
+    spread,
+    worst_first,
+)
 from anchorfl.pipeline.results.compare import Group, RunSummary, groups_of, load_begun
 from anchorfl.pipeline.results.mean_sd import mean_sd_percent
 from anchorfl.pipeline.results.run_view import Run, identifying_clients, last_class_scores
@@ -29,8 +37,8 @@ from anchorfl.tasks.ingest.prepared import Prepared
 PAGE = "run.html"
 """Its name in ``report/`` of a run folder."""
 SPLITS = "test", "validation"
-CELLS, CLASSES = 20_000, 100
-"""Cells of a partition, classes of a confusion matrix, that are drawn at most."""
+CELLS, CLASSES, CLIENTS = 20_000, 100, 100
+"""Cells of a partition, classes of a confusion matrix, clients with scores, that are drawn at most."""
 LONGEST = 120
 """Characters of an option's value that are shown, at most."""
 BAND = "; band: lowest to highest run"
@@ -104,6 +112,7 @@ def run_page(folders: Sequence[Path | Run], *, ended: Mapping[str, Any] | None =
     body = [f"<h1>{parts.text(title)}</h1>", *_glance(runs, groups)]
     body += ["<h2>Curves</h2>", *_curves(groups)]
     body += ["<h2>Classes</h2>", *_classes(runs, groups)]
+    body += _clients(runs)
     for run in runs:
         inner = [*_partition(run), *_confusion(run, count=ended is None), *_faults(run), *_costs(run), *_options(run)]
         inner += _record(run)
@@ -269,6 +278,38 @@ def _classes(runs: Sequence[_Shown], groups: Sequence[Group]) -> Iterator[str]:
         yield f"<figure>{parts.bars(caption, ['class', 'clients', *columns], rows)}</figure>"
         for why in dict.fromkeys(run.data for run in own if isinstance(run.data, str)):
             yield f'<p class="note">{parts.text(why)}</p>'
+
+
+def _clients(runs: Sequence[_Shown]) -> Iterator[str]:
+    """Yield the scores on clients' own test rows, of the runs that have them."""
+    scored = {run.name: (run, scores) for run in runs if (scores := read_client_scores(run.view.folder))}
+    if not scored:
+        return
+    yield "<h2>Clients</h2>"
+    rows = [
+        [f"{name}, {m.shown}" if len(scored) > 1 else m.shown, f"{figures[m.name]['clients']:.0f}",
+         *(f"{100 * figures[m.name][part]:.2f}" for part in PARTS)]
+        for name, (run, scores) in scored.items()
+        for figures in [spread(scores)]
+        for m in run.summary.family.compared
+        if m.name in figures
+    ]  # fmt: skip
+    yield parts.table("Scores of clients, each on its own test rows", ["score", "clients", *PARTS.values()], rows)
+    for name, (run, scores) in scored.items():
+        measures = [m for m in run.summary.family.compared if any(m.name in score.values for score in scores)]
+        shown = worst_first(scores, run.summary.family.primary.name)[:CLIENTS]
+        lines = [
+            ([score.name or f"client {score.client}", str(score.rows)], [_client_bar(score, m.name) for m in measures])
+            for score in shown
+        ]
+        caption = f"{name}: each client on its own test rows, in percent, the worst first"
+        more = f"; {len(scores) - CLIENTS} more are in {CLIENT_SCORES}" if len(scores) > CLIENTS else ""
+        yield f"<figure>{parts.bars(caption + more, ['client', 'rows', *(m.shown for m in measures)], lines)}</figure>"
+
+
+def _client_bar(score: ClientScore, measure: str) -> tuple[float, str]:
+    value = score.values.get(measure)
+    return (0.0, "-") if value is None else (value, f"{100 * value:.2f}")
 
 
 def _mark(number: int) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorfl.pipeline.config.experiment import Experiment, data_and_method
+from anchorfl.pipeline.results.client_scores import read_client_scores
 from anchorfl.pipeline.results.in_memory import Model, open_model
 from anchorfl.pipeline.storage.run_folder import read_experiment, read_result
 from anchorfl.pipeline.storage.run_record import RoundRecord, with_final_scores
@@ -98,6 +99,22 @@ class Run:
         table = pd.DataFrame(dict(sorted(columns.items())))
         table.insert(0, "clients", pd.Series(identifying_clients(self.data)))
         return table.rename_axis("class").sort_values("clients", kind="stable")
+
+    def per_client(self) -> pd.DataFrame:
+        """Return the scores of the selected model on every client's own test rows, a row per client.
+
+        Columns: ``name`` where clients have names, ``rows``, then the scores, NaN where a client has no test row.
+        Errors: InputError where clients have none at all (``task.client_test``), or the run is not finished.
+        """
+        import pandas as pd
+
+        scores = read_client_scores(self.folder)
+        if not scores:
+            raise InputError(f"{self.folder}: no scores by client: set --task.client_test to a share, such as 0.2")
+        table = pd.DataFrame([{"rows": score.rows, **score.values} for score in scores])
+        if any(score.name for score in scores):
+            table.insert(0, "name", [score.name for score in scores])
+        return table.set_axis(pd.Index([score.client for score in scores], name="client"))
 
     def partition(self) -> pd.DataFrame:
         """Return who holds what: a row per client and class that it holds or identifies.

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,16 @@ from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.factory import executor_for
+from anchorfl.pipeline.results.client_scores import (
+    CLIENT_SCORES,
+    PARTS,
+    names_without_scores,
+    spread,
+    write_client_scores,
+)
 from anchorfl.pipeline.results.per_class import PER_CLASS, write_per_class
 from anchorfl.pipeline.run.callbacks import Callback, Callbacks
+from anchorfl.pipeline.run.client_test import score_clients
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
@@ -53,9 +62,13 @@ from anchorfl.pipeline.tracking.other_trackers import find_trackers, open_others
 from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.scores import FAMILIES
 
 if TYPE_CHECKING:
     from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
+
+SHOWN = 10
+"""Clients of a list in the log, at most."""
 
 
 def run(
@@ -242,20 +255,27 @@ class Result:
 def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: RoundLoop) -> Result:
     """Save the selected model, the result and the pictures, and hand them to the tracker."""
     experiment, state, tracker = run_spec.experiment, loop.state, loop.tracker
-    checksum, scores = final_checksum(server_state), state.scores
+    checksum, scores, final = final_checksum(server_state), state.scores, None
     if state.best_round:
         scores = _scores_of(folder, state.best_round, scores)
         if experiment.tested == "last":
             final_scores = loop.test_selected(server_state)
             scores |= {split: dict(s.values) for split, s in final_scores.items()}
-            write_final_scores(folder, record_of(state.best_round, final_scores, loop.class_names))
-            tracker.artifact(folder / FINAL_SCORES)
+            final = record_of(state.best_round, final_scores, loop.class_names)
     elif loop.stopped and experiment.tested == "last":  # its last round was to be tested, and never came
         final_scores = loop.executor.scores(["test"])
         scores = scores | {split: dict(s.values) for split, s in final_scores.items()}
-        write_final_scores(folder, record_of(state.round, final_scores, loop.class_names))
-        tracker.artifact(folder / FINAL_SCORES)
+        final = record_of(state.round, final_scores, loop.class_names)
     selected = state.best_round or state.round
+    of_clients = _score_clients(run_spec, folder, server_state, loop)
+    if of_clients:
+        final = final or record_of(selected, {}, loop.class_names)
+        figures = {f"client_test/{m}_{part}": v for m, parts in of_clients.items() for part, v in parts.items()}
+        final = replace(final, metrics=final.metrics | figures)
+        tracker.artifact(folder / CLIENT_SCORES)
+    if final is not None:
+        write_final_scores(folder, final)
+        tracker.artifact(folder / FINAL_SCORES)
     artifacts = [CONFIG, "partition.json", PER_CLASS, "report"]
     if experiment.method.evaluate_on == "server":
         metadata = {"round": selected, "scores": scores, "run": folder.name}
@@ -269,6 +289,8 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
         # a run that a callback ended is not what its options say: no table takes it for that
         "digest": f"{loop.stopped}: {digest(experiment)}" if loop.stopped_by_callback else digest(experiment),
     }  # fmt: skip
+    if of_clients:
+        content["client_test"] = of_clients
     if loop.stopped:
         content["stopped"] = loop.stopped
     if summary := state.summary(loop.restarts):
@@ -281,6 +303,25 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
     # Last, since its presence says that the run is finished and everything else is there.
     write_atomically(folder / RESULT, json.dumps(content, indent=1).encode())
     return Result(folder, checksum, scores)
+
+
+def _score_clients(
+    run_spec: RunSpec, folder: Path, server_state: Tensors, loop: RoundLoop
+) -> dict[str, dict[str, float]]:
+    """Score every client on its own test rows and write that down; return the spread, {} where nothing is to score."""
+    if not run_spec.data().manifest.client_test or run_spec.experiment.tested == "never":
+        return {}
+    scores = loop.client_scores(partial(score_clients, run_spec, server_state))
+    write_client_scores(folder, scores)
+    figures = spread(scores)
+    if without := names_without_scores(scores):
+        more = f" and {len(without) - SHOWN} more" if len(without) > SHOWN else ""
+        loop.progress.log(f"clients without a test row of their own: {', '.join(without[:SHOWN])}{more}")
+    measure = FAMILIES[run_spec.experiment.evaluation.metrics].primary
+    if shown := figures.get(measure.name):
+        words = ", ".join(f"{head} {100 * shown[part]:.2f}" for part, head in PARTS.items())
+        loop.progress.log(f"clients' own test rows, {measure.short} of {shown['clients']:.0f} clients: {words}")
+    return figures
 
 
 def _draw(run_spec: RunSpec, folder: Path, result: Mapping[str, Any]) -> None:

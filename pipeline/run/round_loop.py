@@ -158,6 +158,10 @@ class RoundLoop:
 
         return self._with_recovery(test, "the test of the selected model")
 
+    def client_scores(self, score: Callable[[Callable[[int], Tensors]], T]) -> T:
+        """Return what ``score`` makes of the clients' memories after the last round, each of which it may ask for."""
+        return self._with_recovery(lambda: score(self.executor.memory), "the test of the clients")
+
     def resume(self) -> None:
         """Go back to the last checkpoint; to the start where there is none."""
         self.checkpoints.wait()

@@ -124,6 +124,7 @@ class ResultFile(TypedDict, total=False):
 
     checksum: str
     scores: dict[str, dict[str, float]]
+    client_test: dict[str, dict[str, float]]
     rounds: int
     seconds: float
     digest: str

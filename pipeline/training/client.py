@@ -187,8 +187,7 @@ class ClientRunner:
 
         A model that was scored before, since its client has not taken part meanwhile, is not scored again.
         """
-        memory = messages.to(memory or self.first_memory, self.device)
-        model = self.training.method.personal_model(self.model, messages.to(sent, self.device), memory)
+        model = self.personal_model(sent, memory)
         if model is not self.model:  # more than the weights decides, such as prototypes
             return self.scoring.scores(model, splits)
         key = messages.checksum(model.state_dict()), *splits
@@ -197,6 +196,11 @@ class ClientRunner:
         if len(self.cached_scores) > len(self.all_cards):
             del self.cached_scores[next(iter(self.cached_scores))]
         return scores
+
+    def personal_model(self, sent: ServerState, memory: Tensors) -> Classifier:
+        """Return the model of the client with this memory, until another is asked for. sent: as in ``scores``."""
+        memory = messages.to(memory or self.first_memory, self.device)
+        return self.training.method.personal_model(self.model, messages.to(sent, self.device), memory)
 
     def initial_message(self, client: int) -> object:
         """Return the message of a client before round 1."""

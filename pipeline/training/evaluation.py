@@ -88,8 +88,14 @@ class DenseSplits(dict[Split, ClientData]):
 class RankedSplits:
     """The server's splits to be scored as rankings, a part at a time and without a matrix of labels."""
 
-    def __init__(self, data: Prepared, objective: Objective, rows: int = ROWS_AT_ONCE) -> None:
-        self.splits: dict[Split, SparseRows] = {name: data.sparse_split(name) for name in SERVER_SPLITS}
+    def __init__(
+        self,
+        data: Prepared,
+        objective: Objective,
+        rows: int = ROWS_AT_ONCE,
+        names: Sequence[Split] = SERVER_SPLITS,
+    ) -> None:
+        self.splits: dict[Split, SparseRows] = {name: data.sparse_split(name) for name in names}
         self.objective = objective
         self.classes = len(data.manifest.class_names)
         self.rows = max(1, min(rows, LOGITS_AT_ONCE // self.classes))
@@ -99,17 +105,20 @@ class RankedSplits:
 
     def of(self, model: Classifier, name: Split) -> Scores:
         """Score the rankings of a model as it is."""
-        return self._scores(name, lambda data: ranking_scores(self.objective, logits_of(model, data)).cpu().numpy())
+        return self.of_rows(model, self.splits[name])
+
+    def of_rows(self, model: Classifier, rows: SparseRows) -> Scores:
+        """Score the same on any rows."""
+        return self._scores(rows, lambda data: ranking_scores(self.objective, logits_of(model, data)).cpu().numpy())
 
     def of_most_frequent(self, name: Split) -> Scores:
         """Score one ranking for all rows: the classes by their rows in training, of equal ones the first.
 
         The least that a model must beat; a network that has collapsed scores about as much.
         """
-        return self._scores(name, lambda data: np.tile(self.count_C.astype(np.float32), (len(data), 1)))
+        return self._scores(self.splits[name], lambda data: np.tile(self.count_C.astype(np.float32), (len(data), 1)))
 
-    def _scores(self, name: Split, score: Callable[[ClientData], npt.NDArray[np.float32]]) -> Scores:
-        split = self.splits[name]
+    def _scores(self, split: SparseRows, score: Callable[[ClientData], npt.NDArray[np.float32]]) -> Scores:
         ranking = Ranking(len(split), self.classes, self.propensity_C)
         for start in range(0, len(split), self.rows):
             part = split.part(start, start + self.rows)

@@ -11,7 +11,7 @@ from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.arrays.disclosure import disclose_table, stored_type
 from anchorfl.tasks.contract import InputSpec, Task
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.prepared import client_file, table_bytes
+from anchorfl.tasks.ingest.prepared import client_file, client_test_file, table_bytes
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
@@ -23,12 +23,18 @@ class Encoding:
     task: Task
     spec: InputSpec
     classes: tuple[tuple[int, ...], ...]
-    """Identified classes of every owner: the clients, then the server's test and validation rows (all classes)."""
+    """Identified classes of every owner: the clients, then the server's test and validation rows, and the test rows of
+    every client (all classes).
+    """
+    clients: int
+    """Number of clients."""
 
     def name(self, owner: int) -> str:
         """Return the name of an owner's file."""
-        clients = len(self.classes) - 2
-        return client_file(owner) if owner < clients else ("test.parquet", "validation.parquet")[owner - clients]
+        if owner < self.clients:
+            return client_file(owner)
+        beyond = owner - self.clients
+        return ("test.parquet", "validation.parquet")[beyond] if beyond < 2 else client_test_file(beyond - 2)
 
     def encode(self, table: Table) -> Table:
         """Return columns row, labels, known and x; x is a list of variable size, which Ray Data keeps as it is."""

@@ -48,6 +48,7 @@ from anchorfl.tasks.ingest.raw_table import (
 from anchorfl.tasks.ingest.reader_digest import reader_digest
 from anchorfl.tasks.ingest.row_numbers import renumber_plan, row_numbers
 from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.client_test import SPLIT, client_test_of_split
 from anchorfl.tasks.partition.one_class import wrong_number
 from anchorfl.tasks.partition.partition import make_plan
 from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest
@@ -143,8 +144,8 @@ def _build(
     table, labels = restrict_validation_labels(table, labels, plan, task.kind)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
     spec = set_normalization(task.fit(table.filter(pa.array(used_N)), options), options)
-    every = tuple(range(labels.classes))
-    job = Encoding(task, spec, (*(client.classes for client in plan.clients), every, every))
+    owners = [tuple(range(labels.classes))] * (2 + len(plan.client_test))  # of the splits, then clients' own test rows
+    job = Encoding(task, spec, (*(client.classes for client in plan.clients), *owners), len(plan.clients))
     log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
     payload = table.select([*kept_columns(table), task.payload])
     id_N, place_N = np.unique(row_N, return_inverse=True)
@@ -185,6 +186,8 @@ def plan_rows(
     whole_N = table["piece_of"].to_numpy() if "piece_of" in table.column_names else None
     rows = TrainingRows(labels, row_N, subject_N, whole_N).take(training)
     plan = make_plan(rows, task, options, seed, published_N if len(published_N) else None)
+    if options.client_test == SPLIT:
+        plan = client_test_of_split(plan, options, row_N, test_N, subject_N)
     return plan, assign_owners(plan, row_N, test_N)
 
 
@@ -285,8 +288,9 @@ def _make_manifest(job: Encoding, options: TaskOptions, plan: PartitionPlan, own
         examples=tuple(owned.sizes()[: len(plan.clients)].tolist()),
         counts=tuple(nonzero_counts(count_C, known) for count_C, known in zip(count_MC, identified, strict=True)),
         classes=tuple(client.classes for client in plan.clients),
-        test=int(owned.sizes()[-2]),
+        test=int(owned.sizes()[len(plan.clients)]),
         validation=len(plan.validation),
+        client_test=tuple(map(len, plan.client_test)),
     )
 
 

@@ -62,6 +62,8 @@ class Manifest:
     """Rows of the test split."""
     validation: int
     """Rows of the validation split."""
+    client_test: tuple[int, ...] = ()
+    """Own test rows of every client; empty: clients have none."""
     client_names: tuple[str, ...] = ()
     """Values of the table's column of clients, for pictures; empty where clients have numbers only."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -117,4 +119,6 @@ def _manifest_of(content: dict[str, Any], data: bytes) -> Manifest:
     manifest: Manifest = converted(content, Manifest)
     if len({len(manifest.examples), len(manifest.counts), len(manifest.classes)}) > 1:
         raise ValueError("examples, counts and classes must have as many clients")
+    if len(manifest.client_test) not in (0, len(manifest.examples)):
+        raise ValueError("client_test must have as many clients as examples, or none")
     return manifest

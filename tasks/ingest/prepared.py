@@ -1,11 +1,12 @@
 """Prepared data on disk: one Parquet file per client, one per split of the server, the plan, and a manifest.
 
 Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet class_counts.parquet partition.json
-manifest.json``. Columns of ``class_counts.parquet``: ``client``, ``class``, ``rows``, int64
-(tasks/ingest/class_histogram.py); of the other Parquet files: ``row`` int64 (tasks/ingest/row_numbers.py), ascending,
-``x`` list<int32> (tokens), list<uint8> (images with levels) or list<float32> (flattened; sparse: number of a feature,
-value, ...), ``labels`` list<int32> (the positives that are disclosed), ``known`` list<int32> (the classes whose label
-is given; null: all that the client identifies, or single-label all).
+manifest.json``; ``client-test-00000.parquet ...`` where clients have test rows of their own. Columns of
+``class_counts.parquet``: ``client``, ``class``, ``rows``, int64 (tasks/ingest/class_histogram.py); of the other Parquet
+files: ``row`` int64 (tasks/ingest/row_numbers.py), ascending, ``x`` list<int32> (tokens), list<uint8> (images with
+levels) or list<float32> (flattened; sparse: number of a feature, value, ...), ``labels`` list<int32> (the positives
+that are disclosed), ``known`` list<int32> (the classes whose label is given; null: all that the client identifies, or
+single-label all).
 
 The folder may lie on object storage (tasks/files/object_store.py): each file then comes to this machine when it is
 first asked for.
@@ -75,7 +76,7 @@ class Prepared:
         if object_store.is_remote(where):
             return cls._load_remote(where)
         manifest = read_manifest(where)
-        for name in file_list(len(manifest.examples)):
+        for name in file_list(manifest):
             if not os.path.isfile(f"{where}/{name}"):
                 raise PreparedDataError(f"{where}: {name} is missing; {HINT}")
         return cls(where, manifest)
@@ -155,6 +156,14 @@ class Prepared:
     def split(self, name: Split, objective: Objective) -> ClientData:
         """Return a split of the server, labeled as far as the raw data are."""
         return self._parse(f"{name}.parquet", self._dense(objective))
+
+    def client_test(self, client: int, objective: Objective) -> ClientData:
+        """Return a client's own test rows, labeled as far as the raw data are."""
+        return self._parse(client_test_file(client), self._dense(objective))
+
+    def sparse_client_test(self, client: int) -> SparseRows:
+        """Return the same without a matrix of labels, whatever the number of classes."""
+        return self._read(client_test_file(client), self._sparse)
 
     def split_counts(self, name: Split) -> Ints:
         """Return the rows of a split that have each class, int64 [C], without its inputs."""
@@ -242,10 +251,16 @@ def client_file(client: int) -> str:
     return f"client-{client:05d}.parquet"
 
 
-def file_list(clients: int) -> list[str]:
+def client_test_file(client: int) -> str:
+    """Return the name of the Parquet file of a client's own test rows."""
+    return f"client-test-{client:05d}.parquet"
+
+
+def file_list(manifest: Manifest) -> list[str]:
     """Return the names of all files that a complete folder holds, the manifest apart."""
     return [
-        *(client_file(client) for client in range(clients)),
+        *(client_file(client) for client in range(len(manifest.examples))),
+        *(client_test_file(client) for client in range(len(manifest.client_test))),
         "test.parquet",
         "validation.parquet",
         CLASS_COUNTS,

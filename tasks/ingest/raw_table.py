@@ -186,7 +186,9 @@ def restrict_validation_labels(
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The owners of every row, row after row: the clients, then the server's test rows, then its validation rows."""
+    """The owners of every row, row after row: the clients, then the server's test rows, then its validation rows,
+    then every client's own test rows.
+    """
 
     owner_E: Ints
     """The owner of every entry."""
@@ -209,7 +211,7 @@ class Owners:
 def assign_owners(plan: PartitionPlan, row_N: Ints, test_N: Ints) -> Owners:
     """Return the owners of every row. row_N: ids; test_N: ids of the test rows."""
     order_N = np.argsort(row_N)
-    parts = [*(client.rows for client in plan.clients), test_N, plan.validation]
+    parts = [*(client.rows for client in plan.clients), test_N, plan.validation, *plan.client_test]
     row_E = order_N[np.searchsorted(row_N, np.concatenate(parts), sorter=order_N)]
     owner_E = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     sorted_E = np.lexsort((owner_E, row_E))

@@ -18,7 +18,7 @@ def find(location: str) -> Prepared | None:
     if not object_store.exists(object_store.join(location, MANIFEST)):
         return None
     prepared = Prepared.load(location)
-    lost = set(file_list(len(prepared.manifest.examples))) - object_store.sizes(location).keys()
+    lost = set(file_list(prepared.manifest)) - object_store.sizes(location).keys()
     if lost:
         folder = object_store.shown(location)
         raise PreparedDataError(
@@ -34,5 +34,5 @@ def upload(prepared: Prepared, location: str) -> None:
         object_store.write_bytes(object_store.join(location, name), data)
 
     with ThreadPoolExecutor(UPLOADS) as pool:
-        list(pool.map(lambda name: send(name, prepared.content(name)), file_list(len(prepared.manifest.examples))))
+        list(pool.map(lambda name: send(name, prepared.content(name)), file_list(prepared.manifest)))
     send(MANIFEST, manifest_bytes(prepared.manifest))

@@ -42,7 +42,10 @@ def row_places(raw_digest: str, rows: int) -> Ints:
 def renumber_plan(plan: PartitionPlan, new_ids: Callable[[Ints], Ints]) -> PartitionPlan:
     """Return a plan with other ids, ascending again. new_ids: the new id of each of some rows, int64 [B] -> [B]."""
     clients = tuple(replace(client, rows=np.sort(new_ids(client.rows))) for client in plan.clients)
+    client_test = tuple(np.sort(new_ids(rows)) for rows in plan.client_test)
     validation = new_ids(plan.validation)
     order_V = np.argsort(validation)
     known_to = plan.validation_client[order_V] if len(plan.validation_client) else plan.validation_client
-    return replace(plan, clients=clients, validation=validation[order_V], validation_client=known_to)
+    return replace(
+        plan, clients=clients, validation=validation[order_V], validation_client=known_to, client_test=client_test
+    )

@@ -14,6 +14,7 @@ from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.categories import categories, clients_by_rarest
+from anchorfl.tasks.partition.client_test import client_test_share, hold_out_client_test
 from anchorfl.tasks.partition.identified import identified
 from anchorfl.tasks.partition.one_class import one_class
 from anchorfl.tasks.partition.plan import ClientPlan, PartitionPlan
@@ -35,7 +36,8 @@ MIN_ROWS = 2
 def make_plan(
     rows: TrainingRows, task: Task, options: TaskOptions, seed: int, validation: Ints | None = None
 ) -> PartitionPlan:
-    """Return the plan for the training rows: validation rows first, then the partition of the rest.
+    """Return the plan for the training rows: validation rows first, then the partition of the rest, then of these the
+    clients' own test rows, where the options have a share of them.
 
     validation: ids of published validation rows, which are among the rows; None: they are drawn. Those that are
     published have a client, whose labels alone they show, only with ``categories`` and ``validation_from = "clients"``:
@@ -50,6 +52,18 @@ def make_plan(
             f"have a client only with partition = 'categories', not {options.partition!r}; leave it at 'server'"
         )
     rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
+    share = client_test_share(options)
+    plan = _validated_plan(rows, task, options, seed, validation)
+    if not share:
+        return plan
+    _check_wholes(rows, options, f"client_test = {options.client_test}", "test row of one client")
+    return hold_out_client_test(plan, _scorable_rows(rows, task), options.partition == "one_class", share)
+
+
+def _validated_plan(
+    rows: TrainingRows, task: Task, options: TaskOptions, seed: int, validation: Ints | None
+) -> PartitionPlan:
+    """Return the plan without own test rows of clients. validation: as in ``make_plan``."""
     if validation is None and options.validation_from == "clients":
         return _hold_out_from_clients(rows, task, options, seed)
     if validation is None:
@@ -92,11 +106,7 @@ def _spare_last_rows(rows: TrainingRows, validation: Ints) -> Ints:
 def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> PartitionPlan:
     """Return the partition of all rows, with a share of every client's rows taken out for the server's validation."""
     _check(task, options, len(rows.row_N))
-    if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
-        raise InputError(
-            f"[task] validation_from = 'clients': partition = {options.partition!r} deals the pieces of a sequence to "
-            "several clients, so that a validation row of one would have its neighbours with another; use 'server'"
-        )
+    _check_wholes(rows, options, "validation_from = 'clients'", "validation row of one", "; use 'server'")
     clients, held_out = list[ClientPlan](), list[Ints]()
     for number, client in enumerate(_clients(rows, task, options, seed)):
         client_rows = rows.take(np.searchsorted(rows.row_N, client.rows))
@@ -240,6 +250,15 @@ def _check(task: Task, options: TaskOptions, rows: int) -> None:
         )
     if options.partition == "dirichlet" and not 0 < options.beta < float("inf"):
         raise InputError(f"[task] beta = {options.beta} must be a finite number above 0")
+
+
+def _check_wholes(rows: TrainingRows, options: TaskOptions, option: str, row: str, hint: str = "") -> None:
+    """Raise InputError where rows are held out from clients that have pieces of the same sequence."""
+    if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
+        raise InputError(
+            f"[task] {option}: partition = {options.partition!r} deals the pieces of a sequence to several clients, so"
+            f" that a {row} would have its neighbours with another{hint}"
+        )
 
 
 def _check_keep_subjects(task: Task, options: TaskOptions) -> None:

@@ -32,15 +32,22 @@ class PartitionPlan:
     seed: int
     validation_client: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Client whose classes alone are known in each validation row; empty: all classes are."""
+    client_test: tuple[Ints, ...] = ()
+    """Ids of every client's own test rows, ascending; empty: clients have none."""
 
 
 def plan_digest(plan: PartitionPlan) -> str:
-    """Return the sha256 of a plan: rows and classes of every client, validation rows and whose they were, seed."""
+    """Return the sha256 of a plan: rows, classes and own test rows of every client, validation rows and whose they
+    were, seed.
+    """
     total = hashlib.sha256(repr((plan.seed, len(plan.clients))).encode())
     for rows, classes in [(c.rows, c.classes) for c in plan.clients] + [(plan.validation, ())]:
         total.update(repr((len(rows), classes)).encode())
         total.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
     total.update(np.ascontiguousarray(plan.validation_client, dtype="<i8").tobytes())
+    for rows in plan.client_test:
+        total.update(repr(len(rows)).encode())
+        total.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
     return total.hexdigest()
 
 
@@ -55,6 +62,8 @@ def plan_to_json(plan: PartitionPlan) -> str:
     }
     if len(plan.validation_client):
         content["validation_client"] = plan.validation_client.tolist()
+    if plan.client_test:
+        content["client_test"] = [rows.tolist() for rows in plan.client_test]
     return json.dumps(content)
 
 
@@ -69,7 +78,8 @@ def plan_from_json(text: str) -> PartitionPlan:
         validation, validation_client = (
             np.array(content.get(name, []), dtype=np.int64) for name in ("validation", "validation_client")
         )
-        plan = PartitionPlan(clients, validation, int(content["seed"]), validation_client)
+        client_test = tuple(np.array(rows, dtype=np.int64) for rows in content.get("client_test", []))
+        plan = PartitionPlan(clients, validation, int(content["seed"]), validation_client, client_test)
         stored = content["digest"]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InputError(f"this is no partition plan: {error!r}") from error

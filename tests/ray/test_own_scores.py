@@ -40,13 +40,16 @@ def rounds_of(folder):
     ],
 )
 def test_serial_and_ray_give_the_same_bits(experiment, tmp_path, method, options, per_actor):
-    """2 of 4 clients a round, so that some are scored before they have been trained."""
+    """2 of 4 clients a round, so that some are scored before they have been trained; at the end on their own rows."""
     e = experiment(method, options=options, federation={"clients_per_round": 2, "rounds": 3, "epochs": 1})
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, client_test="0.3"))
     expected = run(e, tmp_path / "serial", quiet)
     got = run(on_ray(e, clients_per_actor=per_actor), tmp_path / "ray", quiet)
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     assert rounds_of(tmp_path / "ray") == rounds_of(tmp_path / "serial")
     assert not (tmp_path / "ray" / "model").exists()
+    serial, ray = ((tmp_path / name / "client_scores.csv").read_bytes() for name in ("serial", "ray"))
+    assert serial == ray
 
 
 def test_memories_of_a_checkpoint_are_scored(experiment):
