@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from itertools import zip_longest
 from textwrap import wrap
 from typing import TextIO
@@ -34,6 +35,13 @@ def say(text: object = "", *, file: TextIO | None = None) -> None:
         print(ERASE, end="", file=_live, flush=True)
         _live = None
     print(escaped_lines(str(text)), file=file or sys.stdout, flush=True)
+
+
+@contextmanager
+def logged_apart() -> Iterator[None]:
+    """Send what is printed in the block to standard error, so that standard output holds one JSON value alone."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def say_error(text: object) -> None:

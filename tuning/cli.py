@@ -19,8 +19,11 @@ RAW_COMMANDS = {
     "sweep": commands.sweep,
     "probe": probe,
     "table": commands.table,
+    "runs": commands.runs,
 }
-"""Commands that take a preset and overrides, and so parse their own arguments."""
+"""Commands that parse their own arguments: those with a preset and overrides, and ``runs`` with its ``stop`` and
+``logs``.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

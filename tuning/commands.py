@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anchorfl.pipeline.cli.report import report as report_runs
 from anchorfl.pipeline.cli.resumable import resumable
-from anchorfl.pipeline.terminal import say, width
+from anchorfl.pipeline.terminal import logged_apart, say, width
 from anchorfl.tasks.errors import InputError
 
-USAGE = """usage: anchorfl sweep PRESET [--space NAME=RANGE ...] [--output FOLDER] [--option value ...]
+if TYPE_CHECKING:
+    from anchorfl.tuning.search.results import Sweep
+    from anchorfl.tuning.sweep.plan import SweepPlan
+
+USAGE = """usage: anchorfl sweep PRESET [--space NAME=RANGE ...] [--output FOLDER] [--json] [--option value ...]
                       [--section.option value ...]
        anchorfl sweep --task.file FILE --task.label_columns COLUMNS ...  (a table of your own needs no preset)
        anchorfl sweep --resume FOLDER [--trials N] [--hours H] ...       (or its copy: s3://bucket/runs/NAME)
 RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:high, or values with commas; :n at the end
-       gives n points of a grid. Without --space: the method's own space."""
+       gives n points of a grid. Without --space: the method's own space.
+--json: the result as an object on standard output; progress goes to standard error."""
 
 
 TABLE_USAGE = """usage: anchorfl table PAPER [--data r8-8,es-5] [--rows fedavg,fedalign] [--seeds 4321,4322]
                       [--vary method.q1=95,97,99] [--runs FOLDER] [--out FOLDER] [--parallel N] [--show]
-                      [--section.option value ...]
+                      [--json] [--section.option value ...]
 Run what is missing of a paper's table, go on with what was interrupted, and write it beside the published figures.
   --data, --rows  data sets and methods, as the folders and files of the presets are called; default: all
   --seeds         default: the authors'
@@ -32,12 +38,20 @@ Run what is missing of a paper's table, go on with what was interrupted, and wri
   --out           folder of the page; default: FOLDER/table-PAPER, with --vary FOLDER/table-PAPER-OPTION
   --parallel      runs at a time; default: as many as the machine, or the cluster, has CPUs
   --show          run nothing: the page of what is there, and no record in MLflow
+  --json          the numbers as an object on standard output; progress goes to standard error
   --section.option value: for every run, as in anchorfl run"""
 
 
 def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
     args, options, overrides = _split(arguments)
+    with logged_apart() if args.json else nullcontext():
+        plan, folder = _planned(args, options, overrides)
+    return _run(plan, folder, as_json=args.json)
+
+
+def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[str]) -> tuple[SweepPlan, Path]:
+    """Return the plan of a sweep, new or begun, and its folder."""
     from anchorfl.pipeline.cli.commands import parse_places
     from anchorfl.pipeline.config.idle_options import check_idle
     from anchorfl.pipeline.config.overrides import typed_options
@@ -54,7 +68,7 @@ def sweep(arguments: list[str]) -> int:
             raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
         folder = restore_if_remote(args.resume, say, RESUME, marker=PLAN_FILE, leave=LEAVE)
         copy = "" if folder == Path(args.resume) else args.resume
-        return _run(resumed_plan(folder, options, places, copy), folder)
+        return resumed_plan(folder, options, places, copy), folder
     if not args.preset and not names_table(overrides):
         raise InputError(
             f"sweep needs a preset: {some_presets()}; or the path of a .toml file; or a table, --task.file"
@@ -67,7 +81,7 @@ def sweep(arguments: list[str]) -> int:
         raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
     text = preset_text(args.preset or name, experiment, bool(overrides))
     plan = SweepPlan(name, experiment, space_of(experiment, args.space), SweepOptions(**options), text)
-    return _run(plan, new_sweep_folder(name, args.output))
+    return plan, new_sweep_folder(name, args.output)
 
 
 def report(options: argparse.Namespace) -> int:
@@ -87,6 +101,21 @@ def report(options: argparse.Namespace) -> int:
     for path in write_report(read_sweep(plan, folder.resolve()), folder / "report", plan.text):
         say(path)
     return 0
+
+
+def runs(arguments: list[str]) -> int:
+    """List runs; stop a job on a cluster, or show its log."""
+    from anchorfl.pipeline.cli import runs as listed
+    from anchorfl.tuning.clusters import submit
+
+    if arguments[:1] in (["stop"], ["logs"]):
+        return submit.job_command(arguments[0], arguments[1:])
+    parser = argparse.ArgumentParser(
+        prog="anchorfl runs", description="every run of a folder: finished, running, interrupted or failed",
+        epilog="Of a job that anchorfl submit has begun: anchorfl runs logs JOB, anchorfl runs stop JOB.",
+    )  # fmt: skip
+    listed.run_arguments(parser)
+    return listed.runs(parser.parse_args(arguments))
 
 
 def table(arguments: list[str]) -> int:
@@ -119,21 +148,26 @@ def presets(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run(plan: Any, folder: Path) -> int:
+def _run(plan: SweepPlan, folder: Path, *, as_json: bool) -> int:
+    """Run what is left of a sweep and print what came of it; return the exit code."""
     from anchorfl.tasks.files.raw_files import raw_folder
     from anchorfl.tasks.registry import task_of
     from anchorfl.tuning.sweep.plan import PLAN_FILE
     from anchorfl.tuning.sweep.sweep import run_sweep
 
     raw_folder(task_of(plan.experiment.task), plan.experiment.task)
-    say(f"{plan.preset}: sweep folder {folder}")
-    with resumable("anchorfl", "sweep", "--resume", folder, begun=folder / PLAN_FILE):
-        view = run_sweep(plan, folder)
-    say(f"\n{summary(view)}\n\nreport: {folder / 'report' / 'report.html'}")
+    with logged_apart() if as_json else nullcontext():
+        say(f"{plan.preset}: sweep folder {folder}")
+        with resumable("anchorfl", "sweep", "--resume", folder, begun=folder / PLAN_FILE):
+            view = run_sweep(plan, folder)
+    if as_json:
+        say(json.dumps({"folder": str(folder), **view.to_dict()}, indent=1))
+    else:
+        say(f"\n{summary(view)}\n\nreport: {folder / 'report' / 'report.html'}")
     return 0 if view.complete else 3
 
 
-def summary(view: Any) -> str:
+def summary(view: Sweep) -> str:
     """Return the chosen point and its scores, in few lines."""
     from anchorfl.pipeline.results.mean_sd import mean_sd_percent
     from anchorfl.tuning.search.results import seeds_text, tie_text
@@ -182,6 +216,7 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
     parser.add_argument("--space", nargs="+", action="extend", default=[])
     parser.add_argument("--resume", default=None)
     parser.add_argument("--output", default="")
+    parser.add_argument("--json", action="store_true")
     parser.set_defaults(preset="")
     # Options and overrides both come as --name value; what names a section is an override.
     named_first = bool(arguments) and not arguments[0].startswith("-")

@@ -1,4 +1,5 @@
 """``anchorfl submit``: hands a command to a running Ray cluster as a job, shows its log, ends as the job ends.
+``anchorfl runs logs JOB`` and ``runs stop JOB``: the log of such a job, and its end.
 
 The job runs on the head node, in the folder in which Ray was started there; with ``--upload`` in the home folder there,
 since Ray deletes what was uploaded, and all that was written into it, some time after the job.
@@ -25,6 +26,7 @@ from anchorfl.pipeline.terminal import say, say_error
 from anchorfl.tasks.errors import InputError
 
 DEFAULT = "http://127.0.0.1:8265"
+ADDRESS_HELP = f"Ray's dashboard; default: $RAY_API_SERVER_ADDRESS, or {DEFAULT}"
 PROBE_SECONDS = 10
 NOT_FOUND = 127
 """Exit code of a shell that does not find the command."""
@@ -35,7 +37,7 @@ LEFT_OUT = (".git", ".venv*", "venv", "__pycache__", "/runs/", "/mlruns/", "/mlf
 def arguments(sub: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     sub.usage = "anchorfl submit [--address URL] [--no-wait] [--upload] {run,sweep,resume} ..."
-    sub.add_argument("--address", default="", help=f"Ray's dashboard; default: $RAY_API_SERVER_ADDRESS, or {DEFAULT}")
+    sub.add_argument("--address", default="", help=ADDRESS_HELP)
     sub.add_argument("--no-wait", action="store_true", help="do not wait for the job's end")
     sub.add_argument("--upload", action="store_true", help="run the checkout in this folder, not what is installed")
     sub.add_argument("what", choices=("run", "sweep", "resume"), help="the command that the cluster is to run")
@@ -54,9 +56,39 @@ def submit(options: argparse.Namespace) -> int:
     job = _ask(address, lambda: client.submit_job(entrypoint=command, runtime_env=environment))
     say(f"job {job} at {address}: {redact(command)}")
     if options.no_wait:
-        say(f"{_ray_job('logs', address, job)} --follow\n{_ray_job('stop', address, job)}")
+        say(f"{_command('logs', address, job)} --follow\n{_command('stop', address, job)}")
         return 0
     return _follow(client, address, job)
+
+
+def job_command(verb: str, words: list[str]) -> int:
+    """Stop a job (``stop``), or print its log (``logs``); with ``--follow`` also what comes, and end as the job ends.
+
+    InputError as of ``submit``, and where there is no such job.
+    """
+    what = {"stop": "stop a job of a Ray cluster", "logs": "the log of a job of a Ray cluster"}[verb]
+    parser = argparse.ArgumentParser(prog=f"anchorfl runs {verb}", description=what)
+    parser.add_argument("job", help="its name, which anchorfl submit has printed")
+    parser.add_argument("--address", default="", help=ADDRESS_HELP)
+    if verb == "logs":
+        parser.add_argument("--follow", action="store_true", help="wait for the job's end, and show what comes")
+    options = parser.parse_args(words)
+    address, job = resolve_address(options.address), options.job
+    client = _connect(address)
+    jobs = {details.submission_id: details for details in _ask(address, client.list_jobs) if details.submission_id}
+    if job not in jobs:
+        raise InputError(f"no job {job!r} at {address}; there are: {', '.join(sorted(jobs)) or 'none'}")
+    if verb == "stop":
+        if jobs[job].status.is_terminal():
+            say(f"job {job} has ended already: {jobs[job].status}")
+            return 0
+        _ask(address, lambda: client.stop_job(job))
+        say(f"job {job} stops; its runs keep their last completed round, and anchorfl submit resume FOLDER goes on")
+        return 0
+    if options.follow:
+        return _follow(client, address, job)
+    say(_ask(address, lambda: client.get_job_logs(job)).rstrip("\n"))
+    return 0
 
 
 def entrypoint(what: str, rest: list[str], *, upload: bool) -> str:
@@ -192,10 +224,10 @@ def _follow(client: Any, address: str, job: str) -> int:
             time.sleep(1.0)
             details = client.get_job_info(job)
     except KeyboardInterrupt:
-        say_error(f"\nanchorfl: the job goes on; to stop it: {_ray_job('stop', address, job)}")
+        say_error(f"\nanchorfl: the job goes on; to stop it: {_command('stop', address, job)}")
         return EXIT_INTERRUPT
     except (RuntimeError, ClientError, RequestException, ConnectionError) as error:
-        again = f"{_ray_job('logs', address, job)} --follow"
+        again = f"{_command('logs', address, job)} --follow"
         say_error(f"anchorfl: lost {address} ({_first_line(error)}); the job may go on: {again}")
         return 1
     return _exit_code(job, details)
@@ -220,8 +252,8 @@ def _exit_code(job: str, details: Any) -> int:
     return code
 
 
-def _ray_job(verb: str, address: str, job: str) -> str:
-    return f"ray job {verb} --address {address} {job}"
+def _command(verb: str, address: str, job: str) -> str:
+    return f"anchorfl runs {verb} {job} --address {address}"
 
 
 def _first_line(error: object) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from anchorfl.tuning.search.search_space import Space, Value
 
@@ -143,6 +143,25 @@ class Sweep:
     def best(self) -> Trial | None:
         """Trial that the rule chooses, on validation alone; None where none has a score."""
         return next(iter(self.ranked()), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sweep as values of JSON: what was chosen, the trials without their curves, the final runs."""
+        names = ("preset", "task", "method", "searcher", "scheduler", "metric", "rule", "rounds", "seconds")
+        return {name: getattr(self, name) for name in names} | {
+            "complete": self.complete,
+            "seeds": list(self.seeds),
+            "chosen": self.best and self.best.number,
+            "trials": [
+                {
+                    "number": trial.number, "point": dict(trial.point), "status": trial.status, "rounds": trial.rounds,
+                    "scores": trial.scores(self.rule), "seconds": trial.seconds, "error": trial.error,
+                }
+                for trial in self.trials
+            ],
+            "final_runs": [asdict(run) for run in self.final_runs],
+            "reference_runs": [asdict(run) for run in self.reference_runs],
+            "notes": list(self.notes),
+        }  # fmt: skip
 
 
 def seeds_text(seeds: Sequence[int]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +16,7 @@ from anchorfl.pipeline.config.overrides import typed_options
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
-from anchorfl.pipeline.terminal import Log, say, width
+from anchorfl.pipeline.terminal import Log, logged_apart, say, width
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.options import (
     Vary,
@@ -23,8 +25,8 @@ from anchorfl.tuning.tables.options import (
     options_of_one_method,
     parse_vary,
 )
+from anchorfl.tuning.tables.page import table_dicts, total, write_page
 from anchorfl.tuning.tables.page import text as page_text
-from anchorfl.tuning.tables.page import total, write_page
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
 from anchorfl.tuning.tables.published import rows_of, select_rows
 from anchorfl.tuning.tables.record import TableRecord
@@ -65,8 +67,9 @@ class TableArgs(NamedTuple):
     overrides: list[str]
     """Options for every run, as typed."""
     command: str
-    """Command line that makes the table, without secrets and ``--show``."""
+    """Command line that makes the table, without secrets, ``--show`` and ``--json``."""
     vary: Vary | None
+    json: bool = False
 
 
 def parse_args(arguments: Sequence[str]) -> TableArgs:
@@ -87,6 +90,7 @@ def parse_args(arguments: Sequence[str]) -> TableArgs:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--parallel", type=int, default=0)
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--json", action="store_true")
     try:
         parsed, overrides = parser.parse_known_args(rest)
     except argparse.ArgumentError as error:
@@ -98,7 +102,8 @@ def parse_args(arguments: Sequence[str]) -> TableArgs:
     return TableArgs(
         name, _words(parsed.data), _words(parsed.rows), _seeds(parsed.seeds) or list(paper.seeds), parsed.runs,
         Path(parsed.out) if parsed.out else parsed.runs / page, parsed.parallel, parsed.show, overrides,
-        shlex.join(["anchorfl", "table", *(redact(word) for word in arguments if word != "--show")]), vary,
+        shlex.join(["anchorfl", "table", *(redact(word) for word in arguments if word not in ("--show", "--json"))]),
+        vary, parsed.json,
     )  # fmt: skip
 
 
@@ -119,12 +124,20 @@ def _seeds(text: str) -> list[int]:
 def table(arguments: list[str]) -> int:
     """Run what a paper's table lacks and write it; return the exit code, 3 where a run failed."""
     args = parse_args(arguments)
-    command = TableCommand(args)
-    if args.show:
-        table, files = command.show()
-    else:
-        with lock_run(args.out.resolve()), resumable(*shlex.split(args.command)):
-            table, files = command.run()
+    with logged_apart() if args.json else nullcontext():
+        command = TableCommand(args)
+        if args.show:
+            table, files = command.show()
+        else:
+            with lock_run(args.out.resolve()), resumable(*shlex.split(args.command)):
+                table, files = command.run()
+    if args.json:
+        content = {
+            "rows": table_dicts(table), "notes": list(table.notes), "failed": command.failed,
+            "files": list(map(str, files)),
+        }  # fmt: skip
+        say(json.dumps(content, indent=1))
+        return FAILED if command.failed else 0
     say(f"\n{page_text(table, width())}\n\n{total(table)}" if table.rows else "\nno finished run of this table yet")
     for note in table.notes:
         say(note)

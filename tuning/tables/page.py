@@ -245,10 +245,24 @@ def reproducibility(table: Table) -> str:
 
 def table_csv(table: Table) -> str:
     """Return every number: a line per row and metric. Scores, means and differences in percent."""
+    lines = ([_cell(value) for value in _line(table, entry)] for entry in table.entries)
+    return to_csv([_columns(table), *lines])
+
+
+def table_dicts(table: Table) -> list[dict[str, object]]:
+    """Return what ``table_csv`` does as a mapping for each row and metric; None where there is no number."""
+    lines = ([None if _is_nan(value) else value for value in _line(table, entry)] for entry in table.entries)
+    return [dict(zip(_columns(table), line, strict=True)) for line in lines]
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _columns(table: Table) -> list[str]:
     names = ["paper", "tables", "data", "row", "preset", "metric", "published", "published_sd", "n", "seeds", "mean"]
     names += ["sd", "difference", "verdict", *(f"seed_{seed}" for seed in table.seeds), "own_less_row", "pairs"]
-    names += ["p", "p_holm", "p_wilcoxon", "mb_down", "mb_up", "cpu_hours_per_run", "runs"]
-    return to_csv([names, *([_cell(value) for value in _line(table, entry)] for entry in table.entries)])
+    return [*names, "p", "p_holm", "p_wilcoxon", "mb_down", "mb_up", "cpu_hours_per_run", "runs"]
 
 
 def _line(table: Table, e: TableEntry) -> list[object]:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
+from anchorfl.tuning.clusters import submit
 from anchorfl.tuning.clusters.submit import _use_token, arguments, entrypoint, resolve_address, runtime_env
 from tests.processes import MAIN, checksum_of, end, free_port
 
@@ -153,6 +155,38 @@ def test_another_version_and_another_server_are_told_apart(answer, complaint, tm
     assert complaint in done.stderr
 
 
+class Jobs:
+    """Stands for Ray's client of a cluster with one job that runs."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def list_jobs(self):
+        running = types.SimpleNamespace(is_terminal=lambda: False)
+        return [types.SimpleNamespace(submission_id=name, status=running) for name in ("raysubmit_1", None)]
+
+    def stop_job(self, job):
+        self.stopped.append(job)
+
+    def get_job_logs(self, job):
+        return f"log of {job}\n"
+
+
+def test_a_job_is_stopped_and_its_log_shown_and_another_is_one_line(monkeypatch, capsys):
+    client, asked = Jobs(), []
+    monkeypatch.setattr(submit, "_connect", lambda address: asked.append(address) or client)
+    assert main(["runs", "logs", "raysubmit_1", "--address", "http://h:1/"]) == 0
+    assert capsys.readouterr().out == "log of raysubmit_1\n"
+    assert main(["runs", "stop", "raysubmit_1", "--address", "http://h:1"]) == 0
+    assert client.stopped == ["raysubmit_1"]
+    capsys.readouterr()
+    assert main(["runs", "stop", "other", "--address", "http://h:1"]) == 2
+    said = capsys.readouterr().err
+    assert said == "anchorfl: no job 'other' at http://h:1; there are: raysubmit_1\n"
+    assert asked == ["http://h:1"] * 3
+    assert client.stopped == ["raysubmit_1"]
+
+
 def environment(folder: Path, **more: str) -> dict[str, str]:
     env = (
         os.environ
@@ -258,6 +292,11 @@ def test_a_job_runs_the_uploaded_checkout_and_gives_the_bits_of_a_serial_run(hea
     assert failed.returncode == 2
     assert "holds no run" in failed.stdout
     assert "failed (exit code 2)" in failed.stderr
+    job = failed.stdout.split()[1]
+    logs = anchorfl(head.env, "runs", "logs", job, "--address", head.address)
+    assert "holds no run" in logs.stdout, logs.stderr
+    ended = anchorfl(head.env, "runs", "stop", job, "--address", head.address)
+    assert (ended.returncode, ended.stdout) == (0, f"job {job} has ended already: FAILED\n")
 
 
 @pytest.mark.ray

@@ -26,7 +26,7 @@ def sales(tmp_path, monkeypatch):
 def started(monkeypatch):
     """Return the list of (plan, folder) of sweeps, which do not run."""
     out = []
-    monkeypatch.setattr(commands, "_run", lambda plan, folder: out.append((plan, folder)) or 0)
+    monkeypatch.setattr(commands, "_run", lambda plan, folder, *, as_json: out.append((plan, folder)) or 0)
     return out
 
 

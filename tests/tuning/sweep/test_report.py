@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import math
 import re
 from types import SimpleNamespace
@@ -11,9 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.terminal import say
+from anchorfl.tuning.cli import main
 from anchorfl.tuning.commands import summary
 from anchorfl.tuning.search.results import FinalRun, Sweep, Trial
 from anchorfl.tuning.search.search_space import SPACES, Choice, Range, Space
+from anchorfl.tuning.sweep import sweep as sweeps
 from anchorfl.tuning.sweep.best_preset import best_preset
 from anchorfl.tuning.sweep.importance import importances
 from anchorfl.tuning.sweep.plots import _tick_labels, _ticks, heat_map
@@ -68,6 +72,20 @@ def test_everything_is_in_one_file(tmp_path):
     pictures = re.findall(r"\]\((figures/[^)]+)\)", text)
     assert len(pictures) == 7
     assert all((tmp_path / p).stat().st_size > 5000 for p in pictures)
+
+
+def test_json_is_alone_on_standard_output(tmp_path, monkeypatch, capsys):
+    """What a sweep prints on its way goes to standard error."""
+    monkeypatch.chdir(tmp_path)
+    made = sweep(3, final_runs=(final(7),), fresh_seeds=(7,))
+    monkeypatch.setattr(sweeps, "run_sweep", lambda plan, folder: say("a line of progress") or made)
+    assert main(["sweep", "digits/fedalign", "--trials", "3", "--json"]) == 0
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    assert (content["folder"], content["chosen"]) == ("runs/sweep-digits-fedalign-1", made.best.number)
+    assert [t["scores"] for t in content["trials"]] == [t.scores("last") for t in made.trials]
+    assert content["final_runs"][0]["scores"] == made.final_runs[0].scores
+    assert "a line of progress" in err
 
 
 def read_text(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from anchorfl.pipeline.methods.feddyn import FedDyn
 from anchorfl.pipeline.methods.fedproto import FedProto
 from anchorfl.pipeline.methods.fedrep import FedRep
-from anchorfl.tuning.tables.page import _blocks, reproducibility, table_csv, text, write_page
+from anchorfl.tuning.tables.page import _blocks, reproducibility, table_csv, table_dicts, text, write_page
 from anchorfl.tuning.tables.papers import PAPERS
 from anchorfl.tuning.tables.plots import curves_csv, plot_dots, split_of_curves
 from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Figure, rows_of, select_rows
@@ -71,6 +72,16 @@ def test_every_number_by_hand(tmp_path):
     assert (align["published"], align["published_sd"], align["tables"]) == ("30", "1.5", "1 2")
     assert float(align["sd"]) == pytest.approx(1.0)
     assert (align["verdict"], align["p"]) == (REPRODUCED, "")
+
+
+def test_json_has_the_numbers_of_the_csv(tmp_path):
+    table = made(tmp_path, lacking=(("fedavg", 2),))
+    found = json.loads(json.dumps(table_dicts(table), allow_nan=False))
+    assert [list(row) for row in found] == [list(line) for line in lines(table)]
+    for row, line in zip(found, lines(table), strict=True):
+        cells = {name: "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in row.items()}
+        assert cells == line
+    assert found[0]["seed_2"] is None
 
 
 def test_a_client_that_failed_moved_nothing(tmp_path):

@@ -309,6 +309,20 @@ def test_show_runs_nothing(paper, capsys):
     assert not Path("runs/mlflow.db").exists()
 
 
+def test_json_is_alone_on_standard_output(paper, capsys):
+    table_runs = table_runs_of(rows_of(paper), [1, 2], [])
+    for at, run in enumerate(table_runs):
+        made_run(run, Path("runs"), {name: [0.0, 0.1 * at] for name in ("test/f1_macro", "test/accuracy")})
+    assert main(["table", "toy", "--show", "--json", "--seeds", "1,2"]) == 0
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    assert {row["preset"] for row in content["rows"]} == {"digits/fedavg", "digits/fedalign"}
+    assert content["rows"][0]["seed_1"] == 0.0
+    assert content["files"][0] == "runs/table-toy/table.md"
+    assert "--json" not in Path("runs/table-toy/table.md").read_text()
+    assert err == ""
+
+
 def test_the_page_is_no_run(paper, capsys):
     """--out may not be the folder of a run."""
     Path("runs/x").mkdir(parents=True)
