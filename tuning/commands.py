@@ -29,10 +29,12 @@ RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:hig
 
 TABLE_USAGE = """usage: anchorfl table PAPER [--data r8-8,es-5] [--rows fedavg,fedalign] [--seeds 4321,4322]
                       [--vary method.q1=95,97,99] [--runs FOLDER] [--out FOLDER] [--parallel N] [--show]
-                      [--json] [--section.option value ...]
+                      [--json] [--row "Mine = fedavg --method.name mine:Mine"] [--section.option value ...]
 Run what is missing of a paper's table, go on with what was interrupted, and write it beside the published figures.
   --data, --rows  data sets and methods, as the folders and files of the presets are called; default: all
   --seeds         default: the authors'
+  --row           a row of your own beside the paper's: its name, the row that lends data, network and rounds, and
+                  the options in which yours differs; give it several times for several rows
   --vary          an option and its values: every row with each of them, and a figure of the scores against them
   --runs          where finished runs are looked for, and new ones go; default: runs
   --out           folder of the page; default: FOLDER/table-PAPER, with --vary FOLDER/table-PAPER-OPTION

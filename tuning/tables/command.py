@@ -25,6 +25,7 @@ from anchorfl.tuning.tables.options import (
     options_of_one_method,
     parse_vary,
 )
+from anchorfl.tuning.tables.own_rows import OwnRow, own_rows, parse_own_rows
 from anchorfl.tuning.tables.page import table_dicts, total, write_page
 from anchorfl.tuning.tables.page import text as page_text
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
@@ -70,6 +71,7 @@ class TableArgs(NamedTuple):
     """Command line that makes the table, without secrets, ``--show`` and ``--json``."""
     vary: Vary | None
     json: bool = False
+    own: Sequence[OwnRow] = ()
 
 
 def parse_args(arguments: Sequence[str]) -> TableArgs:
@@ -87,6 +89,7 @@ def parse_args(arguments: Sequence[str]) -> TableArgs:
     for option in ("--data", "--rows", "--seeds", "--out"):
         parser.add_argument(option, default="")
     parser.add_argument("--vary", action="append", default=[])
+    parser.add_argument("--row", action="append", default=[])
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--parallel", type=int, default=0)
     parser.add_argument("--show", action="store_true")
@@ -103,7 +106,7 @@ def parse_args(arguments: Sequence[str]) -> TableArgs:
         name, _words(parsed.data), _words(parsed.rows), _seeds(parsed.seeds) or list(paper.seeds), parsed.runs,
         Path(parsed.out) if parsed.out else parsed.runs / page, parsed.parallel, parsed.show, overrides,
         shlex.join(["anchorfl", "table", *(redact(word) for word in arguments if word not in ("--show", "--json"))]),
-        vary, parsed.json,
+        vary, parsed.json, parse_own_rows(parsed.row),
     )  # fmt: skip
 
 
@@ -161,10 +164,11 @@ class TableCommand:
     def __post_init__(self) -> None:
         args = self.args
         self.paper = paper_of(args.name)
-        rows = select_rows(rows_of(self.paper), args.data, args.rows)
+        every = rows_of(self.paper)
+        rows = (*select_rows(every, args.data, args.rows), *own_rows(args.own, every, args.data))
         self.table_runs = table_runs_of(rows, args.seeds, args.overrides, args.vary, self.paper.reported)
         check_has_scores(self.paper, self.table_runs)
-        presets = {run.row.preset: run.experiment for run in self.table_runs}
+        presets = {run.row.base: run.experiment for run in self.table_runs}
         for option, method in options_of_one_method(args.overrides, presets).items():
             self.notes.append(f"--{option} goes to the rows of {method} alone: others have no such option")
         self.notes += notes_without_preset_value({run.row.key: run.row for run in self.table_runs}.values())
@@ -192,7 +196,7 @@ class TableCommand:
 
     def _record(self) -> TableRecord:
         args = self.args
-        rows = list(dict.fromkeys(run.row.preset for run in self.table_runs))
+        rows = list(dict.fromkeys(run.row.base for run in self.table_runs))
         params: dict[str, str | int] = {
             "table": args.name, "rows": " ".join(rows), "seeds": ",".join(map(str, args.seeds)),
             "options": redact(" ".join(args.overrides)), "command": args.command,

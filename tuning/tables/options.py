@@ -118,7 +118,7 @@ def notes_without_preset_value(rows: Iterable[Row]) -> list[str]:
     changes: dict[str, list[Change]] = {}
     for row in rows:
         if row.change is not None:
-            changes.setdefault(row.preset, []).append(row.change)
+            changes.setdefault(row.base, []).append(row.change)
     missing: dict[tuple[str, str], list[str]] = {}
     for preset, varied in changes.items():
         if not any(change.is_preset_value for change in varied):

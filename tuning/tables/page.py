@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -146,6 +147,12 @@ def _changed(table: Table) -> list[str]:
     out = []
     if table.varied:
         out.append(f"Every row is run with each value of `{table.varied}`. {VARIED}")
+    if own := {row.label: row for row in table.rows if row.own}:
+        listed = "; ".join(f"{row.label}: {row.name} with `{shlex.join(row.own)}`" for row in own.values())
+        out.append(
+            f"Own rows, which are not the paper's: {listed}. They have its data, partition and seeds. Holm's correction"
+            " of the paper's rows is without them, theirs is with all rows."
+        )
     if not all(run.has_preset_options for run in table.runs):
         text = " ".join(table.options)
         out.append(

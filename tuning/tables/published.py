@@ -7,6 +7,7 @@ A paper is a value in ``anchorfl.tuning.tables.papers``, made of its file of pre
 from __future__ import annotations
 
 import csv
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -147,6 +148,8 @@ class Row:
     """By ``Metric.published``; none where the change is not the preset's own value."""
     change: Change | None = None
     """None where no option is varied."""
+    own: tuple[str, ...] = ()
+    """Options that make a row of the user's own of the preset (``--row``); empty: the row is the paper's."""
 
     @property
     def preset(self) -> str:
@@ -154,14 +157,20 @@ class Row:
         return f"{self.folder}/{self.name}"
 
     @property
+    def base(self) -> str:
+        """Preset and own options: rows of one base differ by what is varied alone."""
+        return f"{self.preset} {shlex.join(self.own)}" if self.own else self.preset
+
+    @property
     def key(self) -> str:
-        """Preset and change, as ``anchorfl run`` takes them; no two rows have the same."""
-        return f"{self.preset} --{self.change.option} {value_text(self.change.value)}" if self.change else self.preset
+        """Base and change, as ``anchorfl run`` takes them; no two rows have the same."""
+        return f"{self.base} --{self.change.option} {value_text(self.change.value)}" if self.change else self.base
 
     @property
     def shown(self) -> str:
         """Label and change, in tables and figures."""
-        return f"{self.label}, {self.change.word} = {value_text(self.change.value)}" if self.change else self.label
+        label = f"{self.label} (own)" if self.own else self.label
+        return f"{label}, {self.change.word} = {value_text(self.change.value)}" if self.change else label
 
 
 def value_text(value: object) -> str:

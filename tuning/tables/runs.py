@@ -13,7 +13,6 @@ from typing import NamedTuple
 from anchorfl.models.errors import NamesError
 from anchorfl.pipeline.config.experiment import EPOCH, SAME_TO_ROUNDING, Experiment, digest
 from anchorfl.pipeline.config.overrides import option_name, override
-from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, resolve_options
 from anchorfl.pipeline.storage.atomic_files import read_json
@@ -36,6 +35,7 @@ from anchorfl.tuning.tables.options import (
     sort_by_value,
     with_change,
 )
+from anchorfl.tuning.tables.own_rows import base_experiment
 from anchorfl.tuning.tables.published import Paper, Row
 
 ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
@@ -95,11 +95,11 @@ def table_runs_of(
         )
     for option in (named | {vary.option} if vary else named) & TAKEN.keys():
         raise InputError(f"--{option}: a table sets it for its runs; give {TAKEN[option]}")
-    presets = {row.preset: read_preset(row.preset) for row in rows}
+    presets = {row.base: base_experiment(row) for row in rows}
     methods = options_of_one_method(overrides, presets)
     out = []
     for row in rows:
-        preset = presets[row.preset]
+        preset = presets[row.base]
         words = drop_options(overrides, [option for option, method in methods.items() if method != preset.method.name])
         for changed, experiment in _experiments(row, preset, words, vary):
             if "cluster.executor" not in named:
@@ -127,9 +127,9 @@ def _experiments(
     for value in vary.values if vary else (None,):
         words = [*overrides, vary.override(value)] if vary and value is not None else overrides
         try:
-            experiment = resolve_options(override(preset, words, f"anchorfl run {row.preset}"), count=False)
+            experiment = resolve_options(override(preset, words, f"anchorfl run {row.base}"), count=False)
         except InputError as error:
-            raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
+            raise InputError(f"{row.base}: {error} (--rows leaves rows out)") from error
         out.append((with_change(row, vary.option, experiment, preset) if vary else row, experiment))
     return sort_by_value(out)
 
@@ -270,7 +270,7 @@ def jobs_of(table_runs: Sequence[TableRun], index: RunIndex, runs: Path, log: Lo
     for run in table_runs:
         if run.folder is not None or run.digest in out:
             continue
-        label = run.row.preset.replace("/", "-")
+        label = "" if run.row.own else run.row.preset  # a run of an own row is named after data and method
         folder = index.begun.get(run.digest) or new_folder(run.experiment, label, runs)
         backup = run.experiment.cluster.backup
         if backup:

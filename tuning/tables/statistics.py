@@ -141,9 +141,10 @@ class Table:
         """
         if row.change is None:
             name = self.paper.proposed_method
-            rows = [r for r in self.rows if r.data == row.data and (r.label == name or r.label.startswith(f"{name}("))]
+            paper_rows = [r for r in self.rows if r.data == row.data and not r.own]
+            rows = [r for r in paper_rows if r.label == name or r.label.startswith(f"{name}(")]
             return max(rows, key=self._validation, default=None)
-        return next((r for r in self.rows if r.preset == row.preset and r.change and r.change.is_preset_value), None)
+        return next((r for r in self.rows if r.base == row.base and r.change and r.change.is_preset_value), None)
 
     def _validation(self, row: Row) -> float:
         """Return the mean validation score of a row's runs; below every score where there is none."""
@@ -160,12 +161,12 @@ class Table:
     def entries(self) -> tuple[TableEntry, ...]:
         """Entries of every row with every metric of the paper.
 
-        Holm's correction is over the rows of a data set and metric; where an option is varied, over the values of a row
-        and metric.
+        Holm's correction is over the rows of a data set and metric, for an own row with the own rows, else without;
+        where an option is varied, over the values of a row and metric.
         """
         families: dict[str, list[Row]] = {}
         for row in self.rows:
-            families.setdefault(row.preset if row.change else row.data, []).append(row)
+            families.setdefault(row.base if row.change else row.data, []).append(row)
         entries = [
             entry
             for rows in families.values()
@@ -187,7 +188,10 @@ class Table:
             for same_options, row in first.items():
                 if same_options != digests[reference.key]:
                     comparisons[row.key] = compare_paired(scores[reference.key], scores[row.key])
+        # what is tested beside them does not change the correction of the paper's rows
+        paper_rows = {row.key for row in rows if row.change or not row.own}
         corrected = apply_holm(comparisons)
+        corrected |= apply_holm({key: of for key, of in comparisons.items() if key in paper_rows})
         return [
             TableEntry(
                 row=row,
