@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,16 @@ def nothing_runs(monkeypatch, tmp_path):
         monkeypatch.setitem(SYNTHETIC, name, parsed)
 
 
+MINE = """
+from dataclasses import dataclass
+from anchorfl.pipeline.methods.fedprox import FedProx
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedProx):
+    name = "mine"
+"""
+
+
 def test_there_are_commands_to_check():
     assert len(COMMANDS) > 100
     assert {words[0] for _, words in COMMANDS} >= {"run", "resume", "sweep", "table", "data", "probe", "diagnose"}
@@ -83,11 +94,16 @@ def test_there_are_commands_to_check():
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize(("document", "words"), COMMANDS, ids=lambda v: v if isinstance(v, str) else " ".join(v))
-def test_the_line_is_taken(document, words, capsys):
+def test_the_line_is_taken(document, words, capsys, monkeypatch):
     for word in words:
         if word.endswith(".toml") and not Path(word).exists():  # the preset of the page, or any
             blocks = [block for block in PRESET.findall(text_of(document)) if "[method]" in block]
             Path(word).write_text(blocks[0] if blocks else preset_toml("digits/fedavg"))
+        if "mine:Mine" in word:
+            Path("mine.py").write_text(MINE)
+            monkeypatch.syspath_prepend(str(Path.cwd()))
+            monkeypatch.setitem(sys.modules, "mine", None)  # what is imported is taken out at the end
+            del sys.modules["mine"]
     try:
         code = main(words)
     except Parsed:
