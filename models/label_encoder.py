@@ -88,7 +88,7 @@ class LanguageHead(AnchorHead):
         vector_SP = pooled(self.net, batch, self.pooling)
         if self.normalize:
             vector_SP = F.normalize(vector_SP, dim=1)
-        out_CD: Tensor = self.project(vector_SP.unflatten(0, (-1, self.prompts)).mean(1))
+        out_CD: Tensor = self.project(vector_SP.view(-1, self.prompts, vector_SP.shape[1]).mean(1))
         return out_CD
 
     @contextmanager

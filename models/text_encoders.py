@@ -115,13 +115,14 @@ def _own(encoder: OwnEncoder) -> Encode:
         except Exception as error:
             what = f"encoding {len(texts)} texts failed ({type(error).__name__}: {_one_line(error)})"
             raise NamesError(f"text encoder {encoder.name!r}: {what}") from error
-        got = tuple(vector_MD.shape) if isinstance(vector_MD, Tensor) else type(vector_MD).__name__
-        if isinstance(got, str) or len(got) != 2 or got[0] != len(texts) or len(widths | {got[1]}) > 1:
+        shape = tuple(vector_MD.shape) if isinstance(vector_MD, Tensor) else ()
+        if len(shape) != 2 or shape[0] != len(texts) or len(widths | {shape[1]}) > 1:
+            got = shape or type(vector_MD).__name__
             raise NamesError(
                 f"text encoder {encoder.name!r}: gives {got} for {len(texts)} texts, and not a tensor (texts, width) of"
                 " one width"
             )
-        widths.add(got[1])
+        widths.add(shape[1])
         return vector_MD.detach().cpu().float()
 
     return checked
