@@ -29,7 +29,7 @@ from anchorfl.pipeline.cluster.sizing import (
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.presets import some_presets
 from anchorfl.pipeline.config.redaction import redact
-from anchorfl.pipeline.execution import memory_probe
+from anchorfl.pipeline.execution import fresh_process, memory_probe
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.execution.memory_probe import ClientUse, ServerUse
 from anchorfl.pipeline.run.assemble import from_words, names_table
@@ -143,7 +143,7 @@ def _nodes(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[No
     if not experiment.cluster.uses_ray:
         devices = 0 if cpu else torch.cuda.device_count()
         node = Node(memory_probe.own_cpus(), (1.0,) * devices, float(memory_probe.free_memory()))
-        return [node], memory_probe.in_fresh_process
+        return [node], fresh_process.in_fresh_process
     from anchorfl.pipeline.cluster import layout, ray_cluster
 
     stack.enter_context(ray_cluster.session(experiment.cluster))

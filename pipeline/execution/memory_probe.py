@@ -5,17 +5,12 @@ Plain torch, no Ray. All sizes are bytes.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import pickle
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -23,13 +18,12 @@ import torch
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.cluster.sizing import GpuNeed
 from anchorfl.pipeline.execution.executor import server_of
+from anchorfl.pipeline.execution.fresh_process import exit_reason
 from anchorfl.pipeline.execution.system_metrics import peak_resident
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
-from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.ingest.prepared import SERVER_SPLITS
 
-T = TypeVar("T")
 ROUNDS = 2
 """With ``optimizer.state = "keep"`` the second round is the first that holds the state of the one before it."""
 CGROUPS = (
@@ -116,49 +110,6 @@ def data_bytes(run_spec: RunSpec, client: int) -> int:
     rows = run_spec.data().client(client, run_spec.objective())
     parts = (rows.x, rows.y_NC, rows.known_NC, rows.weight_NC, rows.length_N)
     return sum(messages.nbytes(t) for t in parts if t is not None)
-
-
-def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
-    """Run ``function`` in a fresh Python process and return what it gives.
-
-    Raises RuntimeError with one line where it gives nothing.
-    """
-    spawn = multiprocessing.get_context("spawn")
-    reader, writer = spawn.Pipe(duplex=False)
-    # As bytes: left to multiprocessing, torch would move tensors into shared memory, which counts as resident.
-    call = pickle.dumps((function, arguments))
-    process = spawn.Process(target=_answer, args=(writer, call), daemon=True)
-    process.start()
-    writer.close()
-    try:
-        good, content = pickle.loads(reader.recv_bytes())
-    except EOFError:
-        process.join()
-        raise RuntimeError(exit_reason(process.exitcode or 0)) from None
-    finally:
-        process.kill()  # on an interrupt; one that has answered has nothing left to do
-        process.join()
-    if not good:
-        raise RuntimeError(content)
-    return content  # type: ignore[no-any-return]  # what ``function`` returned there
-
-
-def _answer(pipe: Any, call: bytes) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the other end reports it, and ends this one
-    function, arguments = pickle.loads(call)
-    try:
-        answer = (True, function(*arguments))
-    except Exception as error:  # any fault of the measured code is the answer
-        answer = (False, first_line(error, "no message"))
-    pipe.send_bytes(pickle.dumps(answer))
-
-
-def exit_reason(code: int) -> str:
-    """Return the meaning of the exit code of a process that gave no answer."""
-    if code >= 0:
-        return f"the process ended with exit code {code}"
-    why = ", most often because memory ran out" if code == -signal.SIGKILL else ""
-    return f"the process was ended by signal {signal.Signals(-code).name}{why}"
 
 
 def resident() -> int:

@@ -25,7 +25,7 @@ ALLOWED = {
         "cloudpickle",
     ): "what the driver writes for the workers that it starts",
     (
-        "pipeline/execution/memory_probe.py",
+        "pipeline/execution/fresh_process.py",
         "pickle",
     ): "bytes of a pipe between this process and the child that it has just started",
     (

@@ -19,7 +19,7 @@ from anchorfl.pipeline.cli.probe import _measure, described, largest, probe
 from anchorfl.pipeline.cluster.sizing import GpuNeed
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.execution import memory_probe, system_metrics
+from anchorfl.pipeline.execution import fresh_process, memory_probe, system_metrics
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.methods import fedbm
 from anchorfl.pipeline.run.prepare import make_run_spec
@@ -54,7 +54,7 @@ def test_gpu_readings_give_back_what_was_there(total, taken, probe, beyond, rese
 def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent():
     ballast = bytearray(900_000_000)
     assert system_metrics.peak_resident() > len(ballast)
-    assert memory_probe.in_fresh_process(system_metrics.peak_resident) < len(ballast)
+    assert fresh_process.in_fresh_process(system_metrics.peak_resident) < len(ballast)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent():
 )
 def test_a_process_that_gives_nothing_says_why(function, argument, message):
     with pytest.raises(RuntimeError, match=message):
-        memory_probe.in_fresh_process(function, argument)
+        fresh_process.in_fresh_process(function, argument)
 
 
 def test_limits_of_a_container_count(tmp_path):
@@ -151,8 +151,8 @@ def test_bad_arguments_are_said_in_one_line(here, capsys, fails):
 def test_a_client_that_fails_or_is_killed_is_named(here, fails, monkeypatch):
     wild = ["probe", "digits/fedavg", *SERIAL, "--cpu", "--client", "3", "--optimizer.lr", "1e35"]
     fails(wild, "client 3 could not be measured: UpdateError: client 3, round ", main)
-    real = memory_probe.in_fresh_process
-    monkeypatch.setattr(memory_probe, "in_fresh_process", lambda *_: real(signal.raise_signal, signal.SIGKILL))
+    real = fresh_process.in_fresh_process
+    monkeypatch.setattr(fresh_process, "in_fresh_process", lambda *_: real(signal.raise_signal, signal.SIGKILL))
     fails(wild[:-2], "client 3 could not be measured: the process was ended by signal SIGKILL, most often", main)
     assert not (here / "probe.txt").exists()
 
