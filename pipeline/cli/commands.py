@@ -117,7 +117,7 @@ def _train(names: list[str], experiments: list[Experiment]) -> int:
             say(_done(name, result))
             folders.append(folder)
     say()
-    _compare(folders)
+    _compare(folders, drawn=len(folders) == 1)
     say(_records(experiments[0], folders[0]))
     return 0
 
@@ -126,12 +126,14 @@ def _done(name: str, result: Result) -> str:
     return f"{name}: done\nweights sha256 {result.checksum}"
 
 
-def _compare(folders: Sequence[Path], out: Path | None = None) -> None:
-    """Write and print the comparison of run folders. out: its folder; None: that of the one run, or of all."""
+def _compare(folders: Sequence[Path], out: Path | None = None, *, drawn: bool = False) -> None:
+    """Write and print the comparison of run folders. out: its folder; None: that of the one run, or of all. drawn: it
+    is written already, as a run does at its end.
+    """
     from anchorfl.pipeline.results.compare import compare
 
     out = out or (RUNS / "comparison" if len(folders) > 1 else folders[0] / "report")
-    say(f"{compare(folders, out, terminal.width())}\nTable and curves: {out}")
+    say(f"{compare(folders, None if drawn else out, terminal.width())}\nTable and curves: {out}")
 
 
 def _records(experiment: Experiment, folder: Path) -> str:
@@ -181,7 +183,7 @@ def resume(options: argparse.Namespace) -> int:
     with resumable("anchorfl", "resume", folder, begun=folder / CONFIG):
         say(_done(str(folder), resume(folder, say, typed_places(options), copy)))
     say()
-    _compare([folder])
+    _compare([folder], drawn=True)
     say(_records(read_experiment(folder), folder))
     return 0
 

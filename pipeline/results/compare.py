@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,10 +150,11 @@ def load_begun(folder: Path, split: Split = "test") -> RunSummary:
     )
 
 
-def compare(folders: Iterable[Path], out: Path | None, width: int | None = None) -> Comparison:
+def compare(folders: Iterable[Path], out: Path | None, width: int | None = None, *, ended: bool = False) -> Comparison:
     """Compare runs in a table; with ``out`` also write comparison.md, comparison.csv, curves.png and curves.svg there.
 
-    width: columns that the text may take; None: any number. Raises InputError where a folder holds no run, or no
+    width: columns that the text may take; None: any number. ended: the runs are finished, though their records do not
+    say so yet. Raises InputError where a folder holds no run, or no
     folder is given.
     """
     named = list(dict.fromkeys(folder.resolve() for folder in folders))
@@ -162,6 +163,8 @@ def compare(folders: Iterable[Path], out: Path | None, width: int | None = None)
         raise InputError("no run to compare; name at least one run folder")
     if not any(name.startswith("test/") for run in runs for record in run.records for name in record.metrics):
         runs = tuple(load_run(folder, "validation") for folder in named)
+    if ended:
+        runs = tuple(replace(run, status="FINISHED") for run in runs)
     groups = groups_of(runs)
     families = _families(runs)
     notes = _notes(groups)

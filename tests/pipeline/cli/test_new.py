@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.results.compare import FILES
 from tests.runs import SMALL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,6 +24,13 @@ def python(folder, *words):
     return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
 
 
+TRAIN_AND_TEST = """
+import sys
+import pytest
+from anchorfl.tuning.cli import main
+sys.exit(main(sys.argv[1:]) or pytest.main(["-q", "-p", "no:cacheprovider"]))
+"""
+"""In one process, since each takes seconds to import torch."""
 ON_RAY = pytest.mark.slow, pytest.mark.ray, pytest.mark.apart
 
 
@@ -35,17 +43,18 @@ def test_its_tests_pass_and_it_trains(tmp_path, monkeypatch, capsys, kind):
     assert main(["new", kind, "fed-fancy"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith('next: cd fed-fancy && pip install -e ".[dev]"')
     folder = tmp_path / "fed-fancy"
-    done = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    assert done.returncode == 0, done.stdout + done.stderr
     option, named = {
         "method": ("method.name", "fed_fancy.method:FedFancy"),
         "network": ("model.network", "fed_fancy.network:FedFancy"),
         "task": ("task.name", "fed_fancy.task:task"),
         "tracker": ("tracking.trackers", "fed_fancy.tracker:FedFancy"),
     }[kind]
-    done = python(folder, "-m", "anchorfl", "run", "digits/fedavg", f"--{option}", named, *SMALL,
-                  "--task.classes_per_client", "2")  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = python(folder, "-c", TRAIN_AND_TEST, "run", "digits/fedavg", f"--{option}", named, *SMALL,
+                  "--task.classes_per_client", "2", "--output", "out")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Table and curves: out/report" in done.stdout
+    assert ",FINISHED," in (folder / "out" / "report" / "comparison.csv").read_text()
+    assert all((folder / "out" / "report" / name).stat().st_size for name in FILES)
 
 
 def test_what_pip_reads(tmp_path, monkeypatch):
