@@ -21,6 +21,17 @@ from tests.made_concepts import with_concepts
 from tests.runs import quiet
 
 
+@cache
+def _says_ray(path: Path) -> bool:
+    return "mark.ray" in path.read_text(encoding="utf-8")
+
+
+def pytest_itemcollected(item):
+    """Refuse a test that starts Ray in a file that ``make test`` does not find."""
+    if item.get_closest_marker("ray") and not _says_ray(item.path):
+        raise pytest.UsageError(f"{item.nodeid} is marked 'ray': write pytest.mark.ray in its file (see the Makefile)")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
     """Keep tests off the user's cache and key; all share a cache, so that data are prepared once."""
