@@ -261,11 +261,17 @@ def version_of(name: str) -> str:
         return "not installed"
 
 
-def packages_of(of: Any) -> list[str]:
-    """Return the packages that a class or function is of, ``fancy-fl==0.2``; none where it is of no installed one."""
+@cache
+def _packages() -> Mapping[str, list[str]]:
+    """Return the installed packages of every top-level module; it reads the files of all, most of a second."""
     from importlib.metadata import packages_distributions
 
+    return packages_distributions()
+
+
+def packages_of(of: Any) -> list[str]:
+    """Return the packages that a class or function is of, ``fancy-fl==0.2``; none where it is of no installed one."""
     if isinstance(of, LibraryCode):
         return [of.package]
-    names = packages_distributions().get(of.__module__.partition(".")[0], [])
+    names = _packages().get(of.__module__.partition(".")[0], [])
     return [f"{name}=={version(name)}" for name in dict.fromkeys(names)]
