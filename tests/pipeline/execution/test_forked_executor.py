@@ -74,9 +74,9 @@ def test_methods_give_the_bits_of_one_process(experiment, opened, method):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_any_number_of_workers_gives_one_result_also_after_an_interruption(experiment, tmp_path, workers):
+def test_any_number_of_workers_gives_one_result_also_after_an_interruption(experiment, finished_run, tmp_path, workers):
     e = experiment("fedalign")
-    expected = run(e, tmp_path / "serial", quiet)
+    expected = finished_run(e)
     e = forked(e, max_concurrent_clients=workers)
     with stopped_before(2):
         run(e, tmp_path / "forked", quiet)

@@ -12,8 +12,6 @@ import pytest
 
 from anchorfl.pipeline.cli.main import EXIT_QUORUM, main
 from anchorfl.pipeline.config.schema import to_toml
-from anchorfl.pipeline.run.lifecycle import run
-from tests.runs import quiet
 
 
 @pytest.fixture
@@ -39,11 +37,11 @@ def fill(place: Path, leave: int) -> Path:
 
 @pytest.mark.parametrize("leave", [0, 8192, 40_000, 90_000])
 def test_a_run_on_a_full_disk_ends_with_one_line_and_goes_on(
-    experiment, tmp_path, monkeypatch, capsys, small_disk, leave
+    experiment, finished_run, tmp_path, monkeypatch, capsys, small_disk, leave
 ):
     """Full before it starts, at the first checkpoint, or some rounds later."""
     e = experiment("fedalign", federation={"rounds": 6, "clients_per_round": 3, "epochs": 1})
-    expected = run(e, tmp_path / "whole", quiet)
+    expected = finished_run(e)
     monkeypatch.chdir(tmp_path)
     Path("e.toml").write_text(to_toml(e))
     ballast, folder = fill(small_disk, leave), small_disk / "run"
