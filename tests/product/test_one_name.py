@@ -26,12 +26,11 @@ def twice():
 """
 
 
-@pytest.fixture
-def hostile(tmp_path):
-    """Return a working folder with modules of the four names that end whoever imports them."""
+def hostile_in(folder: Path) -> Path:
+    """Write modules of the four names that end whoever imports them; return the folder."""
     for name in ("models", "tasks", "pipeline", "tuning"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('a foreign module was imported')\n")
-    return tmp_path
+        (folder / f"{name}.py").write_text("raise SystemExit('a foreign module was imported')\n")
+    return folder
 
 
 def loaded(code: str, folder: Path) -> str:
@@ -45,20 +44,39 @@ def loaded(code: str, folder: Path) -> str:
 SMALL = ["--federation.rounds", "1", "--federation.epochs", "1", "--tracking.uri", "none"]
 
 
-def test_a_run_beside_foreign_modules_loads_every_file_under_one_name(hostile):
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """Return what a process prints that uses Python's functions, the command and all rooms beside foreign modules."""
     code = f"""
+import anchorfl
+assert not {{"torch", "ray", "mlflow", "pandas"}} & set(sys.modules), "slow"
+assert all(getattr(anchorfl, name) is not None for name in anchorfl.__all__)
+run = anchorfl.run("digits/fedavg", {{"federation.rounds": 1, "federation.epochs": 1, "cluster.executor": "serial",
+                                     "tracking.uri": "none"}}, folder="mine")
+assert anchorfl.resume("mine").checksum == run.checksum
+assert anchorfl.load_model(run.folder).class_names == anchorfl.load_model("mine/model").class_names
+print("version", anchorfl.__version__)
 from anchorfl.tuning.cli import main
 assert main({["run", "digits/fedalign", "--cluster.executor", "serial", *SMALL]!r}) == 0
 import anchorfl.tuning.sweep.sweep, anchorfl.tuning.clusters.check, anchorfl.tuning.tables.command
 doubles, count = twice()
 print("doubles", doubles, "many", count > 150)
 """
-    assert "doubles [] many True" in loaded(code, hostile)
+    return loaded(code, hostile_in(tmp_path_factory.mktemp("hostile")))
+
+
+def test_the_public_api_is_what_it_says(said):
+    """Every public name is there, ``import anchorfl`` alone loads no slow library, and a run takes five lines."""
+    assert "version 0.1.0" in said
+
+
+def test_a_run_beside_foreign_modules_loads_every_file_under_one_name(said):
+    assert "doubles [] many True" in said
 
 
 @pytest.mark.ray
 @pytest.mark.apart
-def test_a_ray_worker_beside_foreign_modules_loads_every_file_under_one_name(hostile):
+def test_a_ray_worker_beside_foreign_modules_loads_every_file_under_one_name(tmp_path):
     code = """
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.cluster import ClusterOptions
@@ -74,19 +92,4 @@ def worker(source):
 doubles, count = ray.get(ray.remote(num_cpus=1)(worker).remote(f"ROOT = {ROOT!r}\\n" + SOURCE))
 print("doubles", doubles, "many", count > 30)
 """
-    assert "doubles [] many True" in loaded(f"SOURCE = {TWICE!r}\n{code}", hostile)
-
-
-def test_the_public_api_is_what_it_says(hostile):
-    """Every public name is there, ``import anchorfl`` alone loads no slow library, and a run takes five lines."""
-    code = """
-import anchorfl
-assert not {"torch", "ray", "mlflow", "pandas"} & set(sys.modules), "slow"
-assert all(getattr(anchorfl, name) is not None for name in anchorfl.__all__)
-run = anchorfl.run("digits/fedavg", {"federation.rounds": 1, "federation.epochs": 1, "cluster.executor": "serial",
-                                     "tracking.uri": "none"}, folder="mine")
-assert anchorfl.resume("mine").checksum == run.checksum
-assert anchorfl.load_model(run.folder).class_names == anchorfl.load_model("mine/model").class_names
-print("version", anchorfl.__version__)
-"""
-    assert "version 0.1.0" in loaded(code, hostile)
+    assert "doubles [] many True" in loaded(f"SOURCE = {TWICE!r}\n{code}", hostile_in(tmp_path))
