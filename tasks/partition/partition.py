@@ -56,7 +56,7 @@ def make_plan(
     plan = _validated_plan(rows, task, options, seed, validation)
     if not share:
         return plan
-    _check_wholes(rows, options, f"client_test = {options.client_test}", "test row of one client")
+    _check_wholes(rows, options, f"client_test = {options.client_test}", "test row of one client", "none")
     return hold_out_client_test(plan, _scorable_rows(rows, task), options.partition == "one_class", share)
 
 
@@ -106,7 +106,7 @@ def _spare_last_rows(rows: TrainingRows, validation: Ints) -> Ints:
 def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> PartitionPlan:
     """Return the partition of all rows, with a share of every client's rows taken out for the server's validation."""
     _check(task, options, len(rows.row_N))
-    _check_wholes(rows, options, "validation_from = 'clients'", "validation row of one", "; use 'server'")
+    _check_wholes(rows, options, "validation_from = 'clients'", "validation row of one", "server")
     clients, held_out = list[ClientPlan](), list[Ints]()
     for number, client in enumerate(_clients(rows, task, options, seed)):
         client_rows = rows.take(np.searchsorted(rows.row_N, client.rows))
@@ -252,12 +252,12 @@ def _check(task: Task, options: TaskOptions, rows: int) -> None:
         raise InputError(f"[task] beta = {options.beta} must be a finite number above 0")
 
 
-def _check_wholes(rows: TrainingRows, options: TaskOptions, option: str, row: str, hint: str = "") -> None:
+def _check_wholes(rows: TrainingRows, options: TaskOptions, option: str, row: str, other: str) -> None:
     """Raise InputError where rows are held out from clients that have pieces of the same sequence."""
     if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
         raise InputError(
             f"[task] {option}: partition = {options.partition!r} deals the pieces of a sequence to several clients, so"
-            f" that a {row} would have its neighbours with another{hint}"
+            f" that a {row} would have its neighbours with another; use {other!r}"
         )
 
 
