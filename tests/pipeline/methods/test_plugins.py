@@ -63,6 +63,11 @@ def fails():
 """
 
 
+def look_at_the_environment_again():
+    plugins._offers.cache_clear()
+    plugins._packages.cache_clear()
+
+
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """Return a maker of packages as pip would install them: modules, entry points, and what they need."""
@@ -80,11 +85,11 @@ def package(tmp_path, monkeypatch):
         (info / "METADATA").write_text(metadata + (f"Requires-Dist: {needs}\n" if needs else ""))
         (info / "entry_points.txt").write_text(entry_points)
         (info / "top_level.txt").write_text("\n".join(modules or {}))
-        plugins._offers.cache_clear()
+        look_at_the_environment_again()
 
-    plugins._offers.cache_clear()
+    look_at_the_environment_again()
     yield make
-    plugins._offers.cache_clear()
+    look_at_the_environment_again()
     for module in set(sys.modules) - before:
         if getattr(sys.modules[module], "__file__", None) and str(folder) in str(sys.modules[module].__file__):
             del sys.modules[module]
