@@ -57,6 +57,7 @@ TWO_NODES: Mapping[str, dict[str, object]] = {
     "2 nodes": {"executor": "ray", "clients_per_actor": 2},
     "2 nodes, a tree": {"executor": "ray", "clients_per_actor": 2, "sum_on_nodes": True},
 }
+ON_DIGITS = [name for name, method in METHODS.items() if "single" in method.supports.kinds]
 STRUCK: list[psutil.Process] = []
 """Workers that were killed."""
 KILL_AFTER_S = 0.03
@@ -192,7 +193,7 @@ class Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--methods", nargs="+", default=ON_DIGITS, choices=ON_DIGITS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     parser.add_argument("--die", type=Path, default=None, help="folder of a run that ends by SIGKILL in round 2")

@@ -111,8 +111,12 @@ def s3(monkeypatch, _s3_server):
     return f"s3://{bucket}"
 
 
-SMALL = {"fedbm": {"cgde": False}}
-"""Options of methods that do not fit the toys by their defaults: the generator makes images."""
+SMALL = {
+    "fedbm": {"cgde": False},
+    "fedmlp": {"warm_up": 1, "positive_share": 0.2, "negative_share": 0.1},
+}
+"""Options of methods that do not fit the toys by their defaults: the generator makes images, and in three rounds of a
+few rows nothing would be tagged."""
 
 
 DRAW = lifecycle._draw
@@ -146,7 +150,7 @@ def finished_run(tmp_path_factory, _own_cache, _no_pictures):
 def experiment():
     """Return a maker of small experiments: 4 clients of a toy task, 3 per round, serial; keywords are options."""
 
-    def make(method="fedavg", task="toy-single", *, seed=1, options=None, **sections) -> Experiment:
+    def make(method="fedavg", task="", *, seed=1, options=None, **sections) -> Experiment:
         given = METHODS[method](**(SMALL.get(method, {}) | (options or {})))
         made = small_experiment(given, task, seed=seed, **sections)
         return with_concepts(made) if made.method.head.concepts and not made.class_embeddings.encoder else made

@@ -31,8 +31,10 @@ VARIANTS = [(name, {}) for name in METHODS] + [
     ("fedproto", {"inference": "prototype"}),
     ("fedrep", {"evaluate_on": "clients", "head_epochs": 1}),
 ]
-SINGLE_LABEL = {"fedbm", "fedetf", "fednh", "fedproto", "fedrod"}
+SINGLE_LABEL = {"fedbm", "fedetf", "fedgela", "fednh", "fedproto", "fedrod"}
 """Methods whose softmax has no counterpart where classes do not exclude each other."""
+MULTI_LABEL = {"fedmlp"}
+"""Methods that ask of each class by itself whether a row has it."""
 
 
 @pytest.mark.parametrize(
@@ -62,14 +64,15 @@ def test_every_method_trains_on_every_toy_task(experiment, finished_run, method,
 
 def test_methods_for_one_kind_of_task_refuse_the_other(experiment, tmp_path):
     """In one line, before anything starts."""
-    assert {name for name, method in METHODS.items() if method.supports.kinds != ("single", "multi")} == SINGLE_LABEL
-    for name in SINGLE_LABEL:
-        with pytest.raises(InputError) as caught:
-            run(experiment(name, TOYS["multi"]), tmp_path / name, quiet)
-        said, _, others = str(caught.value).partition(": choose another method: ")
-        assert said == f"method '{name}' is for single-label tasks, and 'toy-multi' is multi-label"
-        assert set(others.split(", ")) == METHODS.keys() - SINGLE_LABEL
-        assert not (tmp_path / name / "metrics.jsonl").exists()
+    for kind, other, names in (("single", "multi", SINGLE_LABEL), ("multi", "single", MULTI_LABEL)):
+        assert {name for name, method in METHODS.items() if method.supports.kinds == (kind,)} == names
+        for name in names:
+            with pytest.raises(InputError) as caught:
+                run(experiment(name, TOYS[other]), tmp_path / name, quiet)
+            said, _, others = str(caught.value).partition(": choose another method: ")
+            assert said == f"method '{name}' is for {kind}-label tasks, and 'toy-{other}' is {other}-label"
+            assert set(others.split(", ")) == METHODS.keys() - names
+            assert not (tmp_path / name / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("method", ["fedalign", "fedavg"])  # all of them: test_contract.py

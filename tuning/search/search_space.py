@@ -184,6 +184,21 @@ SPACES: Mapping[str, MethodSpace] = {
             "first_scale": Range(1, 20, "log", reason="the authors' 1 for residual networks and 10 for small ones"),
         }
     ),
+    "fedgela": MethodSpace(
+        {
+            "scale": Range(1, 100, "log", reason="from nearly flat to nearly hard; the authors' own differ by 2e4"),
+            "power": Choice((0.0, 0.5, 1.0), reason="the simplex alone, halfway, and the paper's"),
+        }
+    ),
+    "fedmlp": MethodSpace(
+        {
+            "positive_share": Range(1e-3, 0.1, "log", reason="a decade to each side of the authors' 0.01"),
+            "negative_share": Range(1e-3, 0.1, "log", reason="from a fifth of the authors' 0.005 to twenty times that"),
+            "teacher": Choice((0.0, 1.0, 10.0), reason="without, at the weight of the authors' code, and above it"),
+            "tau": Choice((0.0, 1.0), reason="the classes as they are, and the paper's adjustment"),
+        },
+        warm_up=10,  # nothing is tagged before
+    ),
     "fednh": MethodSpace(
         {"rho": Range(0.5, 1, reason="at 1 prototypes stay where they were drawn; the authors take 0.9")},
         warm_up=5,  # prototypes move by a tenth in a round

@@ -24,11 +24,13 @@ from anchorfl.tuning.tables.plots import (
     curves,
     curves_csv,
     plot_dots,
+    rank_diagram,
     sensitivity,
     sensitivity_csv,
     split_of_curves,
 )
 from anchorfl.tuning.tables.published import Row, metrics_of, published_traffic, quoted_lines
+from anchorfl.tuning.tables.ranks import ALPHA, Ranking, ranking_of
 from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
 FIGURES = "figures"
@@ -64,6 +66,12 @@ SCORED = {
     " are sent.",
 }
 """(Method, ``evaluate_on``) -> whose scores a row shows, where it is not plain."""
+RANKS = (
+    "Rank of each row by its mean on a data set's first metric, 1 the best, over the rows that all {n} data sets have"
+    " with all seeds. Friedman's test that all are alike (Iman and Davenport): p = {p}. Mean ranks that differ by {cd}"
+    " or more differ at {alpha} (Nemenyi); a bar in the figure joins those that do not. Data sets that are cut from the"
+    " same rows are no independent ones, which both tests assume."
+)
 VARIED = "A published figure, and with it a verdict, stands at the preset's own value alone."
 REPORTED = {
     "last": "last round",
@@ -107,6 +115,11 @@ def _blocks(table: Table) -> Iterator[Block]:
         yield Block(f"{data}: cost", rows=_costs(table, rows))
         if split_of_curves(table, rows):
             yield _picture(f"{data}: learning curves", _curves_of(rows), partial(curves, table, rows))
+    if (ranking := ranking_of(table)) is not None:
+        words = {"p": _p(ranking.p), "alpha": ALPHA, "cd": f"{ranking.critical_difference:.2f}"}
+        paragraphs = [RANKS.format(**words, n=len(ranking.settings))]
+        picture = partial(rank_diagram, ranking)
+        yield Block("Ranks over the data sets", _ranks(ranking), picture, "ranks.png", paragraphs)
     yield Block("Total", paragraphs=[total(table)])
     varied = "the same preset at its own value", "values of that preset"
     reference, family = varied if table.varied else (table.paper.proposed_method, "rows of the data set")
@@ -211,6 +224,13 @@ def _tests(entries: Sequence[TableEntry]) -> list[list[str]]:
             tests = [_p(value) for value in (a.p, a.holm, a.wilcoxon)]
             rows.append([e.row.shown, e.metric.shown, difference, str(a.n), *tests])
     return rows
+
+
+def _ranks(ranking: Ranking) -> list[list[str]]:
+    out = [["row", "mean rank", *ranking.settings]]
+    for (name, mean), rank_S in zip(ranking.mean_ranks.items(), ranking.rank_SM.T, strict=True):
+        out.append([name, f"{mean:.2f}", *(f"{rank:g}" for rank in rank_S)])
+    return out
 
 
 def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:

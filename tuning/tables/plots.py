@@ -14,6 +14,7 @@ from anchorfl.pipeline.results.compare import RunSummary
 from anchorfl.tuning.sweep.html import to_csv
 from anchorfl.tuning.sweep.plots import INK
 from anchorfl.tuning.tables.published import Change, Metric, Row, value_text
+from anchorfl.tuning.tables.ranks import Ranking
 from anchorfl.tuning.tables.statistics import Table, TableEntry
 
 Curves = Mapping[str, Mapping[int, float]]
@@ -63,6 +64,37 @@ def _panel(ax: Axes, entries: Sequence[TableEntry], bold: Sequence[bool], named:
     ax.tick_params(labelleft=named)
     ax.set_ylim(len(entries) - 0.4, -0.6)
     ax.grid(alpha=0.3)
+
+
+def rank_diagram(ranking: Ranking) -> Figure:
+    """Draw a critical-difference diagram: methods by mean rank, the best on the left, and a bar over those neighbors
+    that do not differ.
+    """
+    ranks, groups = ranking.mean_ranks, ranking.alike
+    half = (len(ranks) + 1) // 2
+    figure = Figure(figsize=(8.5, 1.3 + 0.2 * len(groups) + 0.28 * half), layout="constrained")
+    ax = figure.subplots()
+    low, high = 1.0, float(len(ranks))
+    step, bars = 0.28, 0.2 * len(groups)
+    ax.plot([low, high], [0, 0], color=INK, linewidth=1)
+    for tick in range(1, len(ranks) + 1):
+        ax.plot([tick, tick], [0, 0.08], color=INK, linewidth=1)
+        ax.text(tick, 0.12, str(tick), ha="center", va="bottom", fontsize=8)
+    for place, (name, mean) in enumerate(ranks.items()):
+        left = place < half
+        line = place if left else len(ranks) - 1 - place
+        y, x = -(bars + step * (line + 1)), low - 0.1 if left else high + 0.1
+        ax.plot([mean, mean, x], [0, y, y], color=OURS, linewidth=1)
+        words = f"{name}  {mean:.2f}" if left else f"{mean:.2f}  {name}"
+        ax.text(x, y, f" {words} ", ha="right" if left else "left", va="center", fontsize=9)
+    for line, group in enumerate(groups):
+        y = -0.2 * (line + 0.7)
+        ax.plot([ranks[group[0]] - 0.04, ranks[group[-1]] + 0.04], [y, y], color=PUBLISHED, linewidth=4)
+    ax.plot([low, low + ranking.critical_difference], [0.55, 0.55], color=PUBLISHED, linewidth=4)
+    ax.text(low, 0.62, f"critical difference {ranking.critical_difference:.2f}", va="bottom", fontsize=8)
+    ax.set_xlim(low - (high - low) * 0.45, high + (high - low) * 0.45)
+    ax.set_axis_off()
+    return figure
 
 
 def _legend(ax: Axes) -> tuple[list[Any], list[str]]:

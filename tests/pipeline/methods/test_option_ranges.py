@@ -40,7 +40,13 @@ RANGES = {
     },
     "feddyn": {"alpha": ((ABOVE,), (0.0,))},
     "fedetf": {"gamma": ((0.0,), (-0.1,)), "first_scale": ((ABOVE,), (0.0,))},
+    "fedgela": {"scale": ((ABOVE,), (0.0,)), "power": ((0.0,), (-0.1,))},
     "fedmlh": {"hash_tables": ((1,), (0,)), "buckets": ((1,), (0,)), "class_embedding_lr": ((0.0,), (0.1,))},
+    "fedmlp": {
+        "warm_up": ((1,), (0,)), "positive_share": ((0.0, 1.0), (-0.1, 1.1)),
+        "negative_share": ((0.0, 1.0), (-0.1, 1.1)),
+        "teacher": ((0.0,), (-0.1,)), "tau": ((0.0,), (-0.1,)),
+    },
     "fednh": {"rho": ((0.0, 1.0), (-0.1, 1.1)), "first_scale": ((ABOVE,), (0.0,))},
     "fedproto": {"lambda_": ((0.0,), (-0.1, math.nan))},
     "fedprox": {"mu": ((0.0,), (-0.1, math.nan))},

@@ -32,9 +32,9 @@ MERGES = [
 ]
 """Each withstands one client of five."""
 METHODS_THAT_ALLOW = {
-    (): {"feddyn", "fedproto", "scaffold"},
+    (): {"feddyn", "fedmlp", "fedproto", "scaffold"},
     ("median", "trimmed_mean"): {"fednh"},
-    ROBUST: set(METHODS) - {"feddyn", "fedproto", "scaffold", "fednh"},
+    ROBUST: set(METHODS) - {"feddyn", "fedmlp", "fedproto", "scaffold", "fednh"},
 }
 
 

@@ -1,0 +1,165 @@
+"""Ranks over data sets: Demšar's own example, ties, groups, and what is too little to rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anchorfl.tuning.tables.page import write_page
+from anchorfl.tuning.tables.plots import rank_diagram
+from anchorfl.tuning.tables.published import rows_of
+from anchorfl.tuning.tables.ranks import FEWEST, Ranking, best_set, critical_difference, rank, ranking_of
+from anchorfl.tuning.tables.runs import table_runs_of
+from anchorfl.tuning.tables.statistics import table_of
+from tests.tuning.made_tables import HEAD, made_run, toy
+
+# Table 6 of the paper: AUC of C4.5 and three variants on fourteen UCI sets
+DEMSAR = """
+0.763 0.768 0.771 0.798
+0.599 0.591 0.590 0.569
+0.954 0.971 0.968 0.967
+0.628 0.661 0.654 0.657
+0.882 0.888 0.886 0.898
+0.936 0.931 0.916 0.931
+0.661 0.668 0.609 0.685
+0.583 0.583 0.563 0.625
+0.775 0.838 0.866 0.875
+1.000 1.000 1.000 1.000
+0.940 0.962 0.965 0.962
+0.619 0.666 0.614 0.669
+0.972 0.981 0.9751 0.975
+0.957 0.978 0.946 0.970
+"""
+METHODS = ("C4.5", "C4.5+m", "C4.5+cf", "C4.5+m+cf")
+
+
+def demsar():
+    lines = [list(map(float, line.split())) for line in DEMSAR.split("\n") if line]
+    return {f"set {i}": dict(zip(METHODS, line, strict=True)) for i, line in enumerate(lines)}
+
+
+def test_the_example_of_the_paper():
+    """Mean ranks 3.143, 2.000, 2.893, 1.964; F = 3.69 with 3 and 39 degrees of freedom; CD = 1.25."""
+    ranking = rank(demsar())
+    assert ranking.methods == ("C4.5+m+cf", "C4.5+m", "C4.5+cf", "C4.5")
+    assert list(ranking.mean_ranks.values()) == pytest.approx([1.964, 2.000, 2.893, 3.143], abs=5e-4)
+    assert ranking.critical_difference == pytest.approx(1.25, abs=5e-3)
+    assert ranking.p == pytest.approx(0.0196, abs=5e-4)  # of F(3, 39) = 3.69
+    assert ranking.alike == [ranking.methods]  # 3.143 - 1.964 is below 1.25
+    assert best_set(ranking) == list(ranking.methods)
+
+
+@pytest.mark.parametrize(("methods", "q"), [(2, 1.960), (5, 2.728), (10, 3.164)])
+def test_critical_values_of_the_paper(methods, q):
+    """Table 5 (a), q at 0.05."""
+    assert critical_difference(methods, 6) == pytest.approx(q * np.sqrt(methods * (methods + 1) / 36), abs=2e-3)
+
+
+def test_groups_are_as_large_as_can_be_and_none_lies_within_another():
+    ranking = Ranking(("a", "b", "c", "d", "e"), ("x",), np.array([[1.0, 1.9, 2.5, 3.1, 6.0]]), 0.01, 1.5)
+    assert ranking.alike == [("a", "b"), ("b", "c", "d")]
+    assert best_set(ranking) == ["a", "b"]
+    far = Ranking(("a", "b"), ("x",), np.array([[1.0, 3.0]]), 0.01, 1.5)
+    assert far.alike == []
+
+
+def test_one_order_everywhere_is_no_division_by_zero():
+    scores = {s: {"a": 0.3, "b": 0.2, "c": 0.1} for s in "xyz"}
+    ranking = rank(scores)
+    assert (ranking.methods, ranking.p) == (("a", "b", "c"), 0.0)
+
+
+def test_methods_that_lack_a_data_set_are_left_out():
+    scores = {s: {"a": 0.3, "b": 0.2, "c": 0.1, "d": 0.9} for s in "xyz"}
+    del scores["y"]["d"]
+    assert rank(scores).methods == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    "scores", [{}, {"x": {"a": 1.0, "b": 0.5, "c": 0.1}}, {s: {"a": 1.0, "b": 0.5} for s in "xyz"}]
+)
+def test_too_little_to_rank(scores):
+    assert FEWEST == 3
+    assert rank(scores) is None
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(3, 6), st.integers(3, 6), st.randoms(use_true_random=False))
+def test_ranks_add_up_whatever_the_order(count, methods, random):
+    names = [f"m{i}" for i in range(methods)]
+    scores = {f"s{i}": {n: random.randint(0, 5) / 5 for n in names} for i in range(count)}
+    ranking = rank(scores)
+    assert ranking.rank_SM.sum(1) == pytest.approx([methods * (methods + 1) / 2] * count)
+    means = list(ranking.mean_ranks.values())
+    assert means == sorted(means)
+    assert 0 <= ranking.p <= 1
+    mixed = {s: dict(random.sample(list(of.items()), methods)) for s, of in scores.items()}
+    assert rank(mixed).mean_ranks == pytest.approx(ranking.mean_ranks)
+
+
+# ------------------------------------------------------------------------------------------------------- in a table
+
+
+F1 = {  # data set -> row -> score in each of two seeds
+    "A": {"FedAvg": 0.2, "FedPU": 0.3, "FedAlign": 0.4},
+    "B": {"FedAvg": 0.5, "FedPU": 0.5, "FedAlign": 0.6},
+    "C": {"FedAvg": 0.3, "FedPU": 0.2, "FedAlign": 0.1},
+}
+FOLDERS = {"A": "r8-8", "B": "es-15", "C": "es-25"}
+
+
+def made(folder, lacking=(), **about):
+    """A table of three rows on three data sets, without the (data, row) in ``lacking`` for the second seed."""
+    figures = HEAD + "".join(
+        f"Toy,1,{data},,{row},{metric},20.00,\n"
+        for data in F1
+        for row in F1[data]
+        for metric in ("macro_f1", "macro_accuracy")
+    )
+    methods = {"FedAvg": "fedavg", "FedPU": "fedpu", "FedAlign": "fedalign"}
+    paper = toy(folder, figures, data=FOLDERS, methods=methods, seeds=(4321, 4322))
+    runs = []
+    for run in table_runs_of(rows_of(paper), paper.seeds, ()):
+        if (run.row.data, run.row.label) in lacking and run.seed == 4322:
+            runs.append(run)
+            continue
+        top = F1[run.row.data][run.row.label]
+        runs.append(made_run(run, folder / "runs", {"test/f1_macro": [0.0, top], "test/accuracy": [0.0, 1 - top]}))
+    return table_of(paper, runs, **about)
+
+
+def test_rows_of_a_table_are_ranked_by_the_first_metric(tmp_path):
+    ranking = ranking_of(made(tmp_path))
+    assert ranking.settings == ("A", "B", "C")
+    assert ranking.mean_ranks == pytest.approx({"FedAlign": 5 / 3, "FedPU": 6.5 / 3, "FedAvg": 6.5 / 3})
+    assert ranking.methods[0] == "FedAlign"
+
+
+def test_a_row_that_lacks_a_seed_is_not_ranked(tmp_path):
+    """Two rows are left, which are too few."""
+    assert ranking_of(made(tmp_path, lacking=[("B", "FedPU")])) is None
+
+
+def test_the_page_has_ranks_and_the_diagram(tmp_path):
+    table = made(tmp_path)
+    write_page(table, tmp_path / "out")
+    page = (tmp_path / "out" / "table.md").read_text()
+    part = page.partition("## Ranks over the data sets")[2].partition("## Total")[0]
+    assert "| FedAlign | 1.67 | 1 | 1 | 3 |" in part
+    assert "figures/ranks.png" in part
+    assert f"differ by {critical_difference(3, 3):.2f} or more" in " ".join(part.split())
+    words = {text.get_text() for ax in rank_diagram(ranking_of(table)).axes for text in ax.texts}
+    assert {" FedAlign  1.67 ", "1", "2", "3"} <= words
+    assert (tmp_path / "out" / "figures" / "ranks.svg").exists()
+
+
+def test_many_methods_are_drawn_with_their_groups():
+    names = [f"method-{i}" for i in range(15)]
+    scores = {f"s{s}": {n: (i * 7 + s) % 15 / 15 for i, n in enumerate(names)} for s in range(5)}
+    ranking = rank(scores)
+    figure = rank_diagram(ranking)
+    figure.canvas.draw()
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert all(any(name in word.split() for word in words) for name in names)
