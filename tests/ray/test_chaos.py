@@ -92,7 +92,7 @@ def dropped(ref, place=0):
     raise AssertionError("the object outlives its owner by 20 s")
 
 
-@pytest.mark.usefixtures("ray_running")
+@pytest.mark.usefixtures("shared_actors")
 @pytest.mark.parametrize(
     ("harm", "part"),
     [
@@ -128,7 +128,7 @@ def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path,
     assert sum(r.metrics["failures/server_restarts"] for r in records) == (harm is dropped)
 
 
-@pytest.mark.usefixtures("ray_running")
+@pytest.mark.usefixtures("shared_actors")
 def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_path):
     """No client is retried, and none left out, because what the server or the driver kept is gone."""
     from anchorfl.pipeline.run.prepare import make_run_spec

@@ -11,8 +11,6 @@ from ray import cloudpickle
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
-from anchorfl.pipeline.cluster.layout import layout
-from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.methods import METHODS
@@ -22,7 +20,7 @@ from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
 from tests.runs import nobody, on_ray, quiet
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
 
 
@@ -117,18 +115,16 @@ def rounds(executor, count: int):
 
 def test_every_method_gives_the_bits_of_a_serial_run(experiment):
     """Two rounds each, one after the other on the same two actors."""
-    run_specs = [
-        make_run_spec(on_ray(experiment(method, f"toy-{kind.supports.kinds[0]}"), clients_per_actor=2), quiet)
-        for method, kind in METHODS.items()
-    ]  # before there are actors, which would leave no CPU for preparing data
-    assert {run_spec.experiment.task.clients for run_spec in run_specs} == {4}
-    actor_pool = ActorPool(layout(run_specs[0].experiment.cluster, 4))
-    for run_spec in run_specs:
-        expected, got = (
-            rounds(executor, 2)[1] for executor in (SerialExecutor(run_spec), RayExecutor(run_spec, actor_pool))
-        )
-        assert expected == got, run_spec.experiment.method.name
-    actor_pool.close()
+    actor_pools = set()
+    for method, kind in METHODS.items():
+        run_spec = make_run_spec(experiment(method, f"toy-{kind.supports.kinds[0]}"), quiet)
+        assert run_spec.experiment.task.clients == 4
+        expected = rounds(SerialExecutor(run_spec), 2)[1]
+        there = dataclasses.replace(run_spec, experiment=on_ray(run_spec.experiment, clients_per_actor=2))
+        executor = RayExecutor(there)
+        actor_pools.add(executor.actor_pool)
+        assert rounds(executor, 2)[1] == expected, method
+    assert len(actor_pools) == 1
 
 
 class Meddler(AveragingTrainer):

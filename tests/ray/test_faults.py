@@ -26,7 +26,7 @@ from anchorfl.tasks.errors import PreparedDataError
 from tests.faulty import DEADLY, KINDS, Faulty, with_a_damaged_client
 from tests.runs import nobody, on_ray, quiet
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
 for module in (tests.faulty, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)  # actors cannot import a test module
 
@@ -203,10 +203,12 @@ def test_a_server_actor_that_dies_in_a_round_is_named(faulty):
         ("merge", "scaffold"),
     ],
 )
-def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path, monkeypatch, when, method):
+def test_a_run_goes_on_with_a_new_server_and_the_same_bits(
+    experiment, finished_run, tmp_path, monkeypatch, when, method
+):
     """Killed before round 1 is done, while clients train, or after the merge: as if nothing had been."""
     e = experiment(method, federation={"rounds": 3, "clients_per_round": 3, "epochs": 1})
-    expected = run(e, tmp_path / "serial", quiet)
+    expected = finished_run(e)
     killed = []
 
     def kills(name):

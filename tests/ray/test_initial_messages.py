@@ -15,7 +15,7 @@ from anchorfl.pipeline.methods.fedalc import FedALC
 from anchorfl.pipeline.run.lifecycle import run
 from tests.runs import quiet
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
 
 

@@ -22,7 +22,7 @@ from benchmarks.chaos import rows_of
 from tests.faulty import Faulty
 from tests.runs import quiet
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
 for module in (tests.faulty, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)  # actors cannot import a test module
 

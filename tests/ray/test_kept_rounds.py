@@ -9,7 +9,7 @@ import pytest
 from anchorfl.pipeline.run.lifecycle import run
 from tests.runs import quiet
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
 
 
 def test_serial_and_ray_keep_the_same_bytes(experiment, tmp_path):

@@ -21,7 +21,7 @@ from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import QuorumError
 from tests.runs import figures, nobody, on_ray, quiet
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
 SPLITS = ["validation", "test"]
 

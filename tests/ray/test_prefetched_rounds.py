@@ -17,7 +17,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.faulty import Faulty
 from tests.runs import nobody
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
 for module in (tests.faulty, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)  # actors cannot import a test module
 ALL = [0, 1, 2, 3]

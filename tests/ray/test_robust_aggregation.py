@@ -10,7 +10,7 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 from tests.runs import quiet
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
 COUNTS = ("aggregation/clipped", "aggregation/rejected_by_krum")
 
 
