@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import anchorfl
+from anchorfl.pipeline.run.lifecycle import run
 from tests.processes import checksum_of, python
+from tests.runs import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.apart]
 OPTIONS = ("federation.rounds", 1, "federation.epochs", 1, "tracking.uri", "none", "cluster.clients_per_actor", 5)
@@ -13,12 +16,9 @@ SMALL = ", ".join(repr(f"--{o}" if i % 2 == 0 else str(o)) for i, o in enumerate
 
 @pytest.fixture(scope="module")
 def serial_checksum(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("serial")
-    code = (
-        "from anchorfl.pipeline.cli.main import main;"
-        f"main(['run', 'digits/fedavg', '--cluster.executor', 'serial', {SMALL}])"
-    )
-    return checksum_of(python(code, folder))
+    given = dict(zip(OPTIONS[::2], OPTIONS[1::2], strict=True)) | {"cluster.executor": "serial"}
+    experiment = anchorfl.read_preset("digits/fedavg", given)
+    return run(experiment, tmp_path_factory.mktemp("serial") / "run", quiet).checksum
 
 
 @pytest.mark.slow
