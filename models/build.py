@@ -17,14 +17,14 @@ from anchorfl.models.encoders.plug_in import MakeEncoder
 from anchorfl.models.encoders.resnet import LINEAR, Network, ResNet, stem_for
 from anchorfl.models.encoders.side_by_side import SideBySide
 from anchorfl.models.encoders.sparse import SparseEncoder
-from anchorfl.models.encoders.transformer import TransformerEncoder
+from anchorfl.models.encoders.transformer import SelfAttentionLayer, TransformerEncoder
 from anchorfl.models.errors import NetworkError
-from anchorfl.models.heads import ConceptHead, CosineHead, FrameHead, LabelHead, LinearHead, PrototypeHead
+from anchorfl.models.heads import ConceptHead, CosineHead, FrameHead, GuidedHead, LabelHead, LinearHead, PrototypeHead
 from anchorfl.models.label_encoder import LabelEncoderSpec, LanguageHead
 from anchorfl.models.options import NETWORKS, EncoderSpec, ModelOptions
 from anchorfl.models.start import start_from
 
-Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
+Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame", "guided"]
 
 
 def build(
@@ -50,8 +50,8 @@ def build(
 
     - ``vocabulary``: number of token ids.
     - ``unit``: normalize class representations (single-label).
-    - ``vectors_CP``: first values of the class embeddings (``head == "label"`` only).
-    - ``parts``: so many encoders side by side (``head == "cosine"`` only).
+    - ``vectors_CP``: first values of the class embeddings (``label``), or vectors of the names that stay (``guided``).
+    - ``parts``: so many encoders side by side (``cosine``), or layers of attention (``guided``).
     - ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in place of drawn ones.
     - ``concept_width``: width of the class concepts (``head == "concept"`` only).
     - ``scale``: first value of a trained scale (``prototype`` and ``frame``).
@@ -79,6 +79,10 @@ def build(
             return Classifier(encoder, LanguageHead(label_encoder, options.width, unit=unit), masks)
         if vectors_CP is None:
             raise ValueError("a label head needs the class-name vectors")
+        if head == "guided":
+            sizes = options.width, options.heads, options.feedforward, options.dropout, masks
+            layers = [SelfAttentionLayer(*sizes) for _ in range(parts)]
+            return Classifier(encoder, GuidedHead(vectors_CP, options.width, layers), masks)
         return Classifier(encoder, LabelHead(vectors_CP, options.width, unit=unit), masks)
 
 

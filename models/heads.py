@@ -6,6 +6,7 @@ Shape suffixes: B rows, C classes, D encoder width, P width of the class-name ve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -152,6 +153,39 @@ class FrameHead(nn.Module):
 
     def forward(self, z_BD: Tensor) -> Tensor:
         return self.scale * (F.normalize(self.project(z_BD), dim=-1) @ self.frame)
+
+
+class GuidedHead(nn.Module):
+    """FedLGT's label-guided head: the classes look at a row, and at each other, in layers of self-attention.
+
+    A class is a token, the frozen vector of its name plus one for the state of its label: nothing where it is unknown,
+    else one of two trained vectors. The row's representation is one token more. A class's logit is read from its own
+    token of the last layer. vectors_CP: of the names; where P differs from D, a linear layer maps P to D.
+    """
+
+    names: Tensor
+
+    def __init__(self, vectors_CP: Tensor, width: int, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        classes, own_width = vectors_CP.shape
+        self.register_buffer("names", F.normalize(vectors_CP.detach(), dim=-1))
+        self.project = nn.Identity() if own_width == width else nn.Linear(own_width, width)
+        self.states = nn.Parameter(F.normalize(torch.randn(2, width), dim=-1))
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(layers)
+        self.read = nn.Linear(width, classes)
+
+    def forward(self, z_BD: Tensor, state_BC: Tensor | None = None) -> Tensor:
+        """Return the logits [B, C]. state_BC: labels that are shown, 1 or -1, else 0; None: none is shown."""
+        token_BCD = self.project(self.names).expand(len(z_BD), -1, -1)
+        if state_BC is not None:
+            shown_BC2 = torch.stack([state_BC < 0, state_BC > 0], -1).to(z_BD.dtype)
+            token_BCD = token_BCD + shown_BC2 @ self.states
+        token_BLD: Tensor = self.norm(torch.cat([z_BD[:, None], token_BCD], 1))
+        for layer in self.layers:
+            token_BLD = layer(token_BLD, None)
+        out: Tensor = (token_BLD[:, 1:] * self.read.weight).sum(-1) + self.read.bias
+        return out
 
 
 def unit(rows_ND: Tensor, parts: int = 1) -> Tensor:

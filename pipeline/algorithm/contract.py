@@ -54,17 +54,23 @@ class HeadSpec:
     """The head that a method asks for on the task's encoder (``anchorfl.models.build``)."""
 
     kind: Head = "linear"
-    """``linear``, ``label`` (class embeddings from names), ``cosine``, ``concept``, ``prototype`` or ``frame``."""
+    """``linear``, ``label`` (class embeddings from names), ``guided`` (classes are tokens of their names), ``cosine``,
+    ``concept``, ``prototype`` or ``frame``."""
     semantic: bool = True
     """Class embeddings start from the class names' vectors (``label`` only)."""
     unit: bool = True
     """Class representations have length 1 in the logits of single-label tasks (``label`` only)."""
     parts: int = 1
-    """Encoders side by side, each with its part of every row of the head (``cosine`` only)."""
+    """Encoders side by side, each with its part of every row of the head (``cosine``); layers (``guided``)."""
     first_scale: float = 1.0
     """First value of a trained scale (``prototype`` and ``frame`` only)."""
     concepts: bool = False
     """The server needs what a text encoder makes of the class names (``ServerContext.concepts_CMD``)."""
+
+    @property
+    def named(self) -> bool:
+        """True where the head is made with a vector for each class (``[class_embeddings]``)."""
+        return self.kind in ("label", "guided")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,7 +152,7 @@ def redacted_tree(experiment: Experiment) -> dict[str, Any]:
 def uses_encoder(experiment: Experiment) -> bool:
     """Return whether a run asks a text encoder: for class concepts, or for the class embeddings."""
     head, init = experiment.method.head, experiment.class_embeddings.init
-    return head.concepts or (head.kind == "label" and head.semantic and init == "language_model")
+    return head.concepts or (head.named and head.semantic and init == "language_model")
 
 
 def plugins_of(experiment: Experiment) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     """
     task, federation, init = experiment.task, experiment.federation, experiment.class_embeddings.init
     head = experiment.method.head
-    named = head.kind == "label" and head.semantic
+    named = head.named and head.semantic
     idle: dict[str, str] = {}
 
     def belong(to: str, here: bool, section: str, *names: str) -> None:
@@ -37,7 +37,8 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     belong("federation.aggregation krum", krum, "federation", "krum_num_malicious", "krum_num_selected")
     belong("federation.steps 0", not federation.steps, "federation", "epochs")
     network = experiment.model.network
-    belong("model.network auto", network == "auto", "model", "heads", "feedforward")
+    attends = network == "auto" or head.kind == "guided"
+    belong("model.network auto", attends, "model", "heads", "feedforward")
     own_dropout = network in NETWORKS[1:] or bool(library_of(network))
     belong("model.network auto", not own_dropout, "model", "dropout")
     belong("class_embeddings.init cooccurrence", named and init == "cooccurrence", "class_embeddings", "table")

@@ -30,6 +30,7 @@ HOME = {
     "feddyn": "feddyn:FedDyn",
     "fedetf": "fedetf:FedETF",
     "fedgela": "fedgela:FedGELA",
+    "fedlgt": "fedlgt:FedLGT",
     "fedmlh": "fedmlh:FedMLH",
     "fedmlp": "fedmlp:FedMLP",
     "fednh": "fednh:FedNH",

@@ -105,7 +105,7 @@ def _check_size(experiment: Experiment, data: Prepared) -> None:
     if widths[widest] < WIDE or model.network not in NETWORKS:
         return
     spec, classes = data.manifest.spec, len(data.manifest.class_names)
-    head = (classes + model.width) * names.width if experiment.method.head.kind == "label" else classes * model.width
+    head = (classes + model.width) * names.width if experiment.method.head.named else classes * model.width
     most = psutil.virtual_memory().total
     try:
         size = encoder_bytes(model, spec.kind, spec.shape, len(spec.vocabulary)) + 4 * head

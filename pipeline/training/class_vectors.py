@@ -31,7 +31,7 @@ def name_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Tensor
     """Return the first values of the class embeddings [C, P]; None where the method has none, or a language model makes
     them in every step.
     """
-    if experiment.method.head.kind != "label" or experiment.class_embeddings.lora_rank:
+    if not experiment.method.head.named or experiment.class_embeddings.lora_rank:
         return None
     options, cache = experiment.class_embeddings, Path(prepared.folder).parent
     names, seed = prepared.manifest.class_names, seed_for(experiment.seed, "class names")

@@ -33,7 +33,7 @@ VARIANTS = [(name, {}) for name in METHODS] + [
 ]
 SINGLE_LABEL = {"fedbm", "fedetf", "fedgela", "fednh", "fedproto", "fedrod"}
 """Methods whose softmax has no counterpart where classes do not exclude each other."""
-MULTI_LABEL = {"fedmlp"}
+MULTI_LABEL = {"fedlgt", "fedmlp"}
 """Methods that ask of each class by itself whether a row has it."""
 
 

@@ -190,6 +190,13 @@ SPACES: Mapping[str, MethodSpace] = {
             "power": Choice((0.0, 0.5, 1.0), reason="the simplex alone, halfway, and the paper's"),
         }
     ),
+    "fedlgt": MethodSpace(
+        {
+            "layers": Choice((1, 2, 3), reason="up to the authors' 3, which cost three times the time of one"),
+            "shown": Choice((0.0, 0.5, 0.75), reason="without, less than the authors, and theirs"),
+            "margin": Choice((0.0, 0.02, 0.1), reason="without, the authors' own, and five times that"),
+        }
+    ),
     "fedmlp": MethodSpace(
         {
             "positive_share": Range(1e-3, 0.1, "log", reason="a decade to each side of the authors' 0.01"),

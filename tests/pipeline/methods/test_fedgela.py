@@ -92,11 +92,12 @@ def test_a_client_without_a_labeled_row_has_no_number_that_is_none():
 
 
 def test_the_scale_starts_where_the_option_says_and_stays(experiment):
-    e = experiment("fedgela", options={"scale": 7.0})
+    """To the bit, through the mean of the clients, too."""
+    e = experiment("fedgela", options={"scale": 3.3})
     first = make_run_spec(e, quiet).model()
-    assert float(first.head.scale.detach()) == 7.0
+    assert float(first.head.scale.detach()) == float(np.float32(3.3))
     for weights, *_ in compared.history(e):
-        assert float(weights["weights/head.scale"]) == 7.0
+        assert torch.equal(weights["weights/head.scale"], first.head.scale.detach())
 
 
 def test_the_exact_tensors_on_the_wire():
