@@ -117,8 +117,7 @@ def new_tags(z_ND: Tensor, state: TagState, open_NC: Tensor, positive_share: flo
     tags_NC = torch.zeros_like(open_NC, dtype=torch.int8)
     for side_NC, share, tag in ((s_NC < 0, positive_share, 1), (s_NC >= 0, negative_share, -1)):
         among_NC = open_NC & side_NC
-        first_NC = s_NC.mul(tag).masked_fill(~among_NC, torch.inf).argsort(dim=0, stable=True)
-        rank_NC = torch.empty_like(first_NC).scatter_(0, first_NC, torch.arange(len(s_NC))[:, None].expand_as(first_NC))
+        rank_NC = s_NC.mul(tag).masked_fill(~among_NC, torch.inf).argsort(dim=0, stable=True).argsort(dim=0)
         count_C = (among_NC.sum(0).double() * share).floor()
         tags_NC += tag * (among_NC & (rank_NC < count_C)).to(torch.int8)
     return tags_NC

@@ -25,7 +25,7 @@ pytestmark = [
 HERE = torch.device("cpu")
 
 
-KEY_BIAS = "layer.qkv.bias"
+KEY_BIAS = "qkv.bias"
 """Its middle third, the keys' bias, shifts every logit of a softmax alike: its gradient is rounding alone, and Adam
 makes steps of it."""
 
