@@ -1,5 +1,5 @@
 """FedLGT (Liu et al., AAAI 2024): classes are tokens of their names, which attend to a row and to each other; in
-training some labels are shown, and the others are to be told from them.
+training some labels are shown, and the others are predicted from them.
 
 Facts, and where paper and code differ: docs/methods/fedlgt.md. Suffixes: N rows of the client, B rows of a micro-batch,
 C classes.

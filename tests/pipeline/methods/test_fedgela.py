@@ -20,12 +20,9 @@ from anchorfl.pipeline.algorithm.optimizers import make
 from anchorfl.pipeline.methods.fedgela import FedGELA
 from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.pipeline import compared
-from tests.pipeline.compared import C, D, base_loss, elsewhere, encode
+from tests.pipeline.compared import C, D, base_loss, elsewhere
+from tests.pipeline.methods.test_fedetf import SHAPES, logits
 from tests.runs import quiet
-
-SHAPES = {"encoder.0.weight": (D, 5), "encoder.0.bias": (D,), "head.scale": (), "head.project.weight": (C, D),
-          "head.project.bias": (C,)}  # fmt: skip
-FRAME = (np.sqrt(C / (C - 1)) * (np.eye(C) - np.ones((C, C)) / C)).astype(np.float32)  # as a network holds it
 
 
 class FixedScaleTrainer(AveragingTrainer):
@@ -51,12 +48,6 @@ def framed(scale=20.0):
     with torch.no_grad():
         model.head.scale.fill_(scale)
     return model
-
-
-def logits(w, x_NF):
-    g_NC = encode(w, x_NF) @ w["head.project.weight"].T + w["head.project.bias"]
-    g_NC = g_NC / np.sqrt((g_NC**2).sum(1, keepdims=True))
-    return w["head.scale"] * g_NC @ FRAME
 
 
 def test_without_adaptation_it_is_fedavg_on_its_network_bit_for_bit(experiment):
