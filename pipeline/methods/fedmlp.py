@@ -69,8 +69,9 @@ class TagTrainer(ClientTrainer[TagState, TagUpdate]):
                 z_ND, ctx.state, open_NC, method.positive_share, method.negative_share
             )
             self.taught_NC = ((data.known_NC == 0) & (self.tags_NC == 0)).to(data.y_NC)
-        positive_C, known_C = ((v != 0).sum(0) for v in (self.data().y_NC, self.data().known_NC))
-        self.prior_C = (log_prior(positive_C, method.tau) - log_prior(known_C - positive_C, method.tau)).to(data.y_NC)
+        rows = self.data()
+        positive_C, negative_C = ((rows.known_NC * side_NC).sum(0) for side_NC in (rows.y_NC, 1 - rows.y_NC))
+        self.prior_C = (log_prior(positive_C, method.tau) - log_prior(negative_C, method.tau)).to(data.y_NC)
 
     def data(self) -> ClientData:
         """Return the client's rows, with its tags in the place of labels."""

@@ -7,7 +7,7 @@ Shape suffixes: S data sets (settings), M methods.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,9 +95,3 @@ def ranking_of(table: Table) -> Ranking | None:
         if whole:
             scores[data] = whole
     return rank(scores)
-
-
-def best_set(ranking: Ranking) -> Sequence[str]:
-    """Return the methods that are not significantly below the best."""
-    best = ranking.rank_SM.mean(0)[0]
-    return [m for m, r in ranking.mean_ranks.items() if r - best < ranking.critical_difference]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from anchorfl.tuning.tables.page import write_page
 from anchorfl.tuning.tables.plots import rank_diagram
 from anchorfl.tuning.tables.published import rows_of
-from anchorfl.tuning.tables.ranks import FEWEST, Ranking, best_set, critical_difference, rank, ranking_of
+from anchorfl.tuning.tables.ranks import FEWEST, Ranking, critical_difference, rank, ranking_of
 from anchorfl.tuning.tables.runs import table_runs_of
 from anchorfl.tuning.tables.statistics import table_of
 from tests.tuning.made_tables import HEAD, made_run, toy
@@ -48,7 +48,6 @@ def test_the_example_of_the_paper():
     assert ranking.critical_difference == pytest.approx(1.25, abs=5e-3)
     assert ranking.p == pytest.approx(0.0196, abs=5e-4)  # of F(3, 39) = 3.69
     assert ranking.alike == [ranking.methods]  # 3.143 - 1.964 is below 1.25
-    assert best_set(ranking) == list(ranking.methods)
 
 
 @pytest.mark.parametrize(("methods", "q"), [(2, 1.960), (5, 2.728), (10, 3.164)])
@@ -60,7 +59,6 @@ def test_critical_values_of_the_paper(methods, q):
 def test_groups_are_as_large_as_can_be_and_none_lies_within_another():
     ranking = Ranking(("a", "b", "c", "d", "e"), ("x",), np.array([[1.0, 1.9, 2.5, 3.1, 6.0]]), 0.01, 1.5)
     assert ranking.alike == [("a", "b"), ("b", "c", "d")]
-    assert best_set(ranking) == ["a", "b"]
     far = Ranking(("a", "b"), ("x",), np.array([[1.0, 3.0]]), 0.01, 1.5)
     assert far.alike == []
 
