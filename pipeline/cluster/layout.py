@@ -47,14 +47,28 @@ def nodes() -> list[Node]:
     ]
 
 
+def driver_has_no_cpus() -> bool:
+    """Return whether this process's node has no CPUs, so that everything trains on others."""
+    here = ray.get_runtime_context().get_node_id()
+    everywhere: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # ray has no annotation here
+    return any(node["NodeID"] == here and not node["Resources"].get("CPU") for node in everywhere)
+
+
 def layout(options: ClusterOptions, clients: int) -> Layout:
-    """Return shares that fit the cluster. Raise InputError where none do: such actors would wait for ever."""
+    """Return shares that fit the cluster. Raise InputError where none do: such actors would wait for ever.
+
+    Where ``clients_per_actor`` is open and the GPUs do not hold an actor for each client, clients share actors.
+    """
     have = nodes()
     cpus, gpus = sum(node.cpus for node in have), sum(len(node.devices) for node in have)
+    concurrent = options.max_concurrent_clients or max(1, int(cpus))
     if options.clients_per_actor:
         actors = math.ceil(clients / options.clients_per_actor)
     else:
         actors = clients if clients <= PER_CLIENT_ACTORS_UP_TO else max(1, int(cpus))
+        places = _places(have, options, actors)
+        if 0 < places < actors:
+            actors = min(places, concurrent)
     wanted = actors * options.client_gpus + options.server_gpus
     if wanted > gpus + 1e-9:
         raise InputError(
@@ -71,8 +85,15 @@ def layout(options: ClusterOptions, clients: int) -> Layout:
     server = next((s for s in (left, min(share, left), 0.0) if share and fits(share, s)), None)
     if server is None:
         raise InputError(_too_many(actors, share, options, have))
-    concurrent = options.max_concurrent_clients or max(1, int(cpus))
     return Layout(actors, share, options.client_gpus, server, options.server_gpus, concurrent)
+
+
+def _places(have: Sequence[Node], options: ClusterOptions, most: int) -> int:
+    """Return how many client actors the GPUs hold beside the server, at most ``most``."""
+    if not options.client_gpus:
+        return most
+    shares = (0.0, options.client_gpus)
+    return next((n for n in range(most, 0, -1) if fits_wherever(have, (0.0, options.server_gpus), [shares] * n)), 0)
 
 
 def _too_many(actors: int, share: float, options: ClusterOptions, have: Sequence[Node]) -> str:

@@ -141,13 +141,14 @@ class ActorPool:
         return {"num_cpus": min(cpus, MIN_CPU_SHARE) if self._shrunk() else cpus, "num_gpus": gpus}
 
     def _place(self, bundle: int) -> dict[str, Any]:
-        """Return the option that puts an actor into a bundle, where the layout names a placement group.
+        """Return the option that puts an actor into a bundle, where the layout names a placement group; else that
+        spreads clients with a share of a GPU over the nodes: Ray would fill one GPU before it takes the next.
 
         bundle: 0 for the server, 1 + slot for a client actor.
         """
         group = self.layout.group
         if group is None:
-            return {}
+            return {"scheduling_strategy": "SPREAD"} if bundle and self.layout.client_gpus else {}
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
 
 

@@ -94,10 +94,17 @@ def run(
             check_backup_owner(backup_uri(experiment.cluster.backup, folder), folder, log)
         if experiment.cluster.uses_ray:
             from anchorfl.pipeline.cluster import ray_cluster, ray_watch  # serial runs need no Ray
+            from anchorfl.pipeline.cluster.layout import layout
 
             command = shlex.join(["anchorfl", "resume", str(folder)])
             stack.enter_context(ray_watch.if_ray_dies(command, folder / CONFIG, lambda: note_failed(folder)))
             stack.enter_context(ray_cluster.session(experiment.cluster))
+            if not experiment.federation.batched_clients:
+                # shares that the cluster has no room for are refused now, and not after hours of preparation
+                actors, clients = layout(experiment.cluster, experiment.task.clients).actors, experiment.task.clients
+                if experiment.cluster.client_gpus and not experiment.cluster.clients_per_actor and actors < clients:
+                    share = experiment.cluster.client_gpus
+                    log(f"{actors} client actors of {share:g} GPU, which take turns for {clients} clients")
         elif experiment.cluster.forks:
             from anchorfl.pipeline.execution.worker_host import WorkerHost
 

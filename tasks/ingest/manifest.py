@@ -99,6 +99,11 @@ def read_manifest(folder: str) -> Manifest:
         version = content.pop("format", None)
         manifest = _manifest_of(content, data) if version == FORMAT else None
     except FileNotFoundError as error:
+        if not Path(folder).exists():
+            raise PreparedDataError(
+                f"{folder} is not on this machine: nodes that share no disk need --task.cache s3://BUCKET/cache; on one"
+                " machine, start the run again, which prepares the data"
+            ) from error
         raise PreparedDataError(f"{path} is missing, so this is no complete prepared data; {HINT}") from error
     except OSError as error:
         raise PreparedDataError(f"{path} cannot be read ({error.strerror}); {HINT}") from error

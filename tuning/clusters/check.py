@@ -10,6 +10,7 @@ import argparse
 import copy
 import difflib
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from anchorfl.pipeline.terminal import say, say_error
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tuning.clusters import rules, security
-from anchorfl.tuning.clusters.nodes import Config, Fault, gpus, machine, node_path, workers
+from anchorfl.tuning.clusters.nodes import Config, Fault, gpus, machine, mounted, node_path, workers
 from anchorfl.tuning.clusters.rules import Demand, Versions
 from anchorfl.tuning.clusters.schema import against_ec2, against_schema
 
@@ -45,7 +46,7 @@ def check(options: argparse.Namespace) -> int:
         text = read_text_bytes(options.file).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{options.file}: cannot be read ({error}); name a cluster file") from error
-    config, faults = faults_of(text, demand, versions_here())
+    config, faults = faults_of(text, demand, versions_here(), options.file.absolute().parent)
     for fault in faults:
         say_error(f"{options.file}: {fault}")
     if config is None or faults:
@@ -63,8 +64,10 @@ def versions_here() -> Versions:
     return Versions(ray.__version__, f"py{sys.version_info.major}{sys.version_info.minor}")
 
 
-def faults_of(text: str, demand: Demand, here: Versions) -> tuple[Config | None, list[Fault]]:
-    """Return the file as Ray completes it (None where it cannot), and all that is wrong with it."""
+def faults_of(text: str, demand: Demand, here: Versions, folder: Path) -> tuple[Config | None, list[Fault]]:
+    """Return the file as Ray completes it (None where it cannot), and all that is wrong with it. folder: the file's, in
+    which ``ray up`` is to be typed.
+    """
     try:
         raw = _load(text)
     except Flaw as flaw:
@@ -82,7 +85,8 @@ def faults_of(text: str, demand: Demand, here: Versions) -> tuple[Config | None,
         *rules.shared_memory(config),
         *security.token(config),
         *security.open_ports(config),
-        *security.secrets(config),
+        *security.secrets(config, folder),
+        *rules.code(config, folder),
         *security.containers(config),
         *rules.machines(config),
         *rules.gpu_shares(config, demand),
@@ -215,12 +219,13 @@ def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Itera
             " --task.cache s3://BUCKET/cache --cluster.backup s3://BUCKET/runs"
         )
     for local in config["file_mounts"].values():
-        if not Path(local).expanduser().exists():
+        path = mounted(local, options.file.absolute().parent)
+        if not path.exists():
             hint = (
                 ": '(umask 077; ray get-auth-token --generate > /dev/null)' makes it" if "auth_token" in local else ""
             )
             yield f"file_mounts: {local} is not here, and 'ray up' will want it{hint}"
-        elif "auth_token" in local and Path(local).expanduser().stat().st_mode & 0o077:
+        elif "auth_token" in local and path.stat().st_mode & 0o077:
             yield f"file_mounts: others on this machine can read {local}: chmod 600 {local}"
     if any(gpus(n) for n in workers(config).values()) and not demand.client_gpus and options.preset:
         yield f"clients of {options.preset} use no GPU: give --cluster.client_gpus, for example 0.25"
@@ -249,12 +254,16 @@ def _summary(config: Config, demand: Demand) -> Iterator[str]:
 
 
 def _next(file: Path) -> list[str]:
+    folder, name = file.absolute().parent, shlex.quote(file.name)
+    # Ray takes the file mount "." from the folder in which it is called
+    move = [] if folder.samefile(Path()) else [f"  cd {shlex.quote(str(folder))}"]
     return [
         "next:",
         "  (umask 077; ray get-auth-token --generate > /dev/null)    once: a file that only you can read",
-        f"  ray up {file}",
-        f"  ray dashboard {file}      leave it running; http://localhost:8265 asks for the token: ray get-auth-token",
+        *move,
+        f"  ray up {name}",
+        f"  ray dashboard {name}      leave it running; http://localhost:8265 asks for the token: ray get-auth-token",
         "  anchorfl submit --help",
-        f"  ray attach {file}         a shell on the head node",
-        f"  ray down {file}           ends all nodes",
+        f"  ray attach {name}         a shell on the head node",
+        f"  ray down {name}           ends all nodes",
     ]

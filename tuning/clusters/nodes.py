@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Config = dict[str, Any]
@@ -95,3 +97,10 @@ def option_values(words: list[str], *names: str) -> list[str]:
     """Return the values of a docker option, written ``--name value`` or ``--name=value``."""
     after = [b for a, b in itertools.pairwise(words) if a in names]
     return after + [w.partition("=")[2] for w in words if w.partition("=")[0] in names and "=" in w]
+
+
+def mounted(local: str, folder: Path) -> Path:
+    """Return the file or folder of this machine that a file mount names. folder: in which ``ray up`` is typed, as Ray
+    resolves ``~`` alone.
+    """
+    return (folder / Path(os.path.expandvars(local)).expanduser()).resolve()

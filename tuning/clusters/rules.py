@@ -10,9 +10,20 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from anchorfl.tuning.clusters.nodes import Config, Fault, gpus, machine, node_path, option_values, run_options, workers
+from anchorfl.tuning.clusters.nodes import (
+    Config,
+    Fault,
+    gpus,
+    machine,
+    mounted,
+    node_path,
+    option_values,
+    run_options,
+    workers,
+)
 
 GIB = 2**30
 STORE_SHARE = 0.3
@@ -20,6 +31,9 @@ STORE_SHARE = 0.3
 LEAST_GIB = 1.0
 """GPU memory below which a client does not start: a CUDA context takes about half of it."""
 LONGEST_IDLE = 60
+LOCK = "requirements.lock"
+SETUPS = ("setup_commands", "head_setup_commands", "worker_setup_commands")
+"""Keys of the file with commands that install."""
 UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": GIB}
 
 
@@ -120,6 +134,16 @@ def shared_memory(config: Config) -> Iterator[Fault]:
         yield Fault(path, what, "add --shm-size, a third of the node's memory")
 
 
+def code(config: Config, folder: Path) -> Iterator[Fault]:
+    """Check that what the set-up installs is in the folder that is brought to the nodes. folder: the file's."""
+    commands = [str(command) for key in SETUPS for command in config.get(key) or ()]
+    for remote, local in config["file_mounts"].items():
+        path = mounted(local, folder)
+        if any(f"{remote.rstrip('/')}/{LOCK}" in command for command in commands) and not (path / LOCK).is_file():
+            what = f"{local} is {path}, which has no {LOCK}, and the nodes install it"
+            yield Fault(f"file_mounts.{remote}", what, "put the cluster file into a checkout of AnchorFL, or name one")
+
+
 def machines(config: Config) -> Iterator[Fault]:
     """Check that CPUs and GPUs of a node type are those of its instance type."""
     for name, node in config["available_node_types"].items():
@@ -142,15 +166,14 @@ class Demand:
     clients: int = 0
     """0 where no preset says it."""
     clients_per_actor: int = 0
-    """0 where no preset says it."""
+    """0: open."""
 
-    def actors(self, cpus: int) -> int:
-        """Return the number of client actors, as ``anchorfl.pipeline.cluster.layout.layout`` counts them."""
-        from anchorfl.pipeline.cluster.layout import PER_CLIENT_ACTORS_UP_TO
-
-        if self.clients_per_actor:
-            return math.ceil(self.clients / self.clients_per_actor)
-        return self.clients if self.clients <= PER_CLIENT_ACTORS_UP_TO else max(1, cpus)
+    @property
+    def actors(self) -> int:
+        """Number of client actors that must have a place: one at least, which clients share where their number per
+        actor is open (``anchorfl.pipeline.cluster.layout.layout``).
+        """
+        return math.ceil(self.clients / self.clients_per_actor) if self.clients_per_actor else min(self.clients, 1)
 
 
 def gpu_shares(config: Config, demand: Demand) -> Iterator[Fault]:
@@ -168,13 +191,12 @@ def gpu_shares(config: Config, demand: Demand) -> Iterator[Fault]:
             what = f"{share:g} of its {known.gpu_memory:g} GiB GPU is {share * known.gpu_memory:.2f} GiB a client"
             least = math.ceil(100 * LEAST_GIB / known.gpu_memory) / 100
             yield Fault(node_path(name), what, f"give clients at least {least:g}: fewer fit, but they start")
-    left, room, total, cpus = config["max_workers"], 0, 0, 0
+    left, room, total = config["max_workers"], 0, 0
     for name, node in sorted(workers(config).items(), key=lambda item: -fits[item[0]]):
         count = min(left, node["max_workers"])
         left -= count
         room, total = room + count * fits[name], total + count * gpus(node)
-        cpus += count * int(node["resources"].get("CPU", 0))
-    actors = demand.actors(cpus)
+    actors = demand.actors
     if actors > room or actors * share + demand.server_gpus > total + 1e-9:
         server = f" and a server of {demand.server_gpus:g}" if demand.server_gpus else ""
         what = f"{actors} client actors of {share:g} GPU{server} do not fit: all workers together hold {room} clients"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from anchorfl.tuning.clusters.nodes import Config, Fault, option_values, run_options
+from anchorfl.tuning.clusters.nodes import Config, Fault, mounted, option_values, run_options
 
 SSH = 22
 START = ("head_start_ray_commands", "worker_start_ray_commands")
@@ -73,8 +74,10 @@ def open_ports(config: Config) -> Iterator[Fault]:
             yield Fault(f"provider.security_group.IpPermissions[{i}]", what, "leave it out; reach ports through SSH")
 
 
-def secrets(config: Config) -> Iterator[Fault]:
-    """Check that no secret stands in the file, and none of its owner's goes to nodes that run others' code."""
+def secrets(config: Config, folder: Path) -> Iterator[Fault]:
+    """Check that no secret stands in the file, and none of its owner's goes to nodes that run others' code. folder: in
+    which ``ray up`` is typed.
+    """
     first = {text: path for path, text in reversed(list(_texts(config)))}
     for text, path in first.items():
         if match := ASSIGNED.search(text):
@@ -85,10 +88,12 @@ def secrets(config: Config) -> Iterator[Fault]:
         else:
             continue
         yield Fault(path, f"{what} stands in the file, and from there goes into git", hint)
+    private = [Path(path).expanduser() for path in PRIVATE]
     for remote, local in config["file_mounts"].items():
-        path = local.rstrip("/")
-        if path in ("", "~", "$HOME") or any(path == p or path.startswith(f"{p}/") for p in PRIVATE):
-            what = f"{local} goes to every node, where all who run code can read it"
+        own = mounted(local, folder)
+        if any(own.is_relative_to(p) or p.is_relative_to(own) for p in private):
+            here = "" if Path(local).is_absolute() or local[0] in "~$" else f", {own},"
+            what = f"{local}{here} goes to every node, where all who run code can read it"
             yield Fault(f"file_mounts.{remote}", what, "leave it out, and give the nodes a role (IamInstanceProfile)")
 
 

@@ -23,7 +23,6 @@ from ray import tune
 from ray.util import get_current_placement_group
 
 from anchorfl.pipeline.cluster.layout import Layout
-from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.execution.actor_pool import ActorPool
@@ -67,12 +66,13 @@ class TrialContext:
     """Client actors of a trial."""
 
 
-def bundles(cluster: ClusterOptions, options: SweepOptions) -> list[dict[str, float]]:
-    """Return the resources of a trial: without Ray actors its own process; else nothing for the trial's process, then
-    the server, then every client slot.
+def bundles(experiment: Experiment, options: SweepOptions) -> list[dict[str, float]]:
+    """Return the resources of a trial: where its own process trains, with the GPU share of whichever of server and
+    clients has the larger one; else nothing for that process, then the server, then every client slot.
     """
-    if not cluster.uses_ray:
-        return [{"CPU": options.cpus}]
+    cluster = experiment.cluster
+    if not cluster.uses_ray or experiment.federation.batched_clients:
+        return [{"CPU": options.cpus} | _gpu(max(cluster.client_gpus, cluster.server_gpus))]
     server = {"CPU": min(SERVER_CPUS, options.cpus / 2)} | _gpu(cluster.server_gpus)
     each = int(1e4 * (options.cpus - server["CPU"]) / options.slots) / 1e4
     return [{}, server, *[{"CPU": each} | _gpu(cluster.client_gpus)] * options.slots]

@@ -7,6 +7,7 @@ copy of the trials (``optuna.log``).
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from anchorfl.pipeline import terminal
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.cluster import ray_cluster, ray_watch
+from anchorfl.pipeline.cluster.layout import driver_has_no_cpus, in_fresh_worker
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_folder import lock_run
@@ -55,13 +57,24 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = terminal.say) -> Sweep:
         command = f"{RESUME} {shlex.quote(str(folder))}"
         stack.enter_context(ray_watch.if_ray_dies(command, folder / PLAN_FILE))
         stack.enter_context(ray_cluster.session(plan.experiment.cluster))
-        at_once = max_concurrent_trials(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
+        at_once = max_concurrent_trials(bundles(plan.experiment, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
         everywhere = {s: make_run_spec(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh_seeds)}
         started = _SweepRun(plan, folder, everywhere, at_once, sweep_backup, log)
+        _check_folder(plan, folder)
         started.records().check()
         plan.save(folder)
         return started.go()
+
+
+def _check_folder(plan: SweepPlan, folder: Path) -> None:
+    """Raise InputError where final runs would be lost: they train on nodes that do not see the sweep's folder."""
+    kept = plan.experiment.cluster.backup or not plan.options.finals or not driver_has_no_cpus()
+    if not kept and not in_fresh_worker(os.path.isdir, str(folder)):
+        raise InputError(
+            f"final runs train on other nodes, which do not see {folder}, and would be lost: give --cluster.backup"
+            " s3://BUCKET/runs, an --output on a disk that all nodes share, or --finals 0"
+        )
 
 
 @dataclass
@@ -112,11 +125,11 @@ class _SweepRun:
         return view
 
     def _search(self, study: Study, budget: Budget) -> None:
-        options, cluster_options = self.plan.options, self.plan.experiment.cluster
+        options, experiment = self.plan.options, self.plan.experiment
         if not study.done and not budget.stop_all():
             run_specs = {seed: self.run_specs[seed] for seed in self.plan.seeds}
             context = self._trial_context(run_specs, self.folder / "trials")
-            search(study, train_trial, context, bundles(cluster_options, options), self.at_once, budget)
+            search(study, train_trial, context, bundles(experiment, options), self.at_once, budget)
         if study.exhausted and self.refused:
             count, wanted = len(study.trials), self.plan.options.trials
             self.log(
@@ -141,7 +154,7 @@ class _SweepRun:
             )
             run_specs = {seed: self.run_specs[seed] for seed in plan.fresh_seeds}
             context = self._trial_context(run_specs, self.folder / "final")
-            shares, register = bundles(plan.experiment.cluster, plan.options), plan.options.register
+            shares, register = bundles(plan.experiment, plan.options), plan.options.register
             notes = run_final_runs(points, plan.fresh_seeds, context, shares, self.at_once, records, register)
             view = read_sweep(plan, self.folder)
         for path in (
@@ -196,7 +209,7 @@ class _SweepRun:
 
     def _budget(self, study: Study, seconds: object) -> Budget:
         options = self.plan.options
-        shares = bundles(self.plan.experiment.cluster, options)
+        shares = bundles(self.plan.experiment, options)
         price = sum(b.get("CPU", 0) * options.cpu_price + b.get("GPU", 0) * options.gpu_price for b in shares)
 
         def spent() -> tuple[float, float]:

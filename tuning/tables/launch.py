@@ -112,6 +112,13 @@ class TableProgress(NotPickled, Callback):
         return f"{self.over}/{len(self.jobs)} done  about {format_duration(seconds)} left"
 
 
+def shares_of(jobs: Sequence[Job]) -> list[dict[str, float]]:
+    """Return the resources of a run. InputError where the cluster has no room for one. Ray is running."""
+    shares = bundles(jobs[0].run.experiment, SweepOptions())
+    max_concurrent_trials(shares, 1)
+    return shares
+
+
 def run_jobs(
     jobs: Sequence[Job], run_specs: Mapping[str, RunSpec], at_once: int, log: Log, notify: Callable[[Path | None], None]
 ) -> dict[str, str]:
@@ -119,8 +126,7 @@ def run_jobs(
 
     KeyboardInterrupt where Ctrl-C ended it early: every run stands after its last completed round.
     """
-    options = jobs[0].run.experiment.cluster
-    shares = bundles(options, SweepOptions())
+    shares = shares_of(jobs)
     at_once = max_concurrent_trials(shares, min(at_once or len(jobs), len(jobs)))
     log(f"{len(jobs)} runs, {at_once} at a time")
     folders = {job.run.digest: job.folder for job in jobs}

@@ -230,3 +230,12 @@ def test_too_little_memory_is_no_damage(made, monkeypatch):
     monkeypatch.setattr(pq, "read_table", full)
     with pytest.raises(MemoryError):
         made[2].client(0, Objective(made[0].kind))
+
+
+def test_a_folder_that_this_machine_does_not_see_names_the_cache(tmp_path):
+    """As on a node without the disk of the one that prepared the data."""
+    with pytest.raises(PreparedDataError, match=r"gone is not on this machine: .*--task\.cache s3://BUCKET/cache"):
+        Prepared.load(str(tmp_path / "gone"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PreparedDataError, match=r"manifest\.json is missing, so this is no complete prepared data"):
+        Prepared.load(str(tmp_path / "empty"))

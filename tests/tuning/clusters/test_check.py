@@ -48,7 +48,7 @@ def edited(old: str, new: str) -> str:
 
 
 def faults(text: str, demand: Demand = PLENTY) -> list[str]:
-    return [str(fault) for fault in cloud.faults_of(text, demand, HERE)[1]]
+    return [str(fault) for fault in cloud.faults_of(text, demand, HERE, SHIPPED.parent)[1]]
 
 
 def test_shipped_file_passes(check):
@@ -154,7 +154,9 @@ def test_option_of_ec2_is_spelt_right():
 
 def test_all_faults_are_shown(check, tmp_path):
     text = edited("--dashboard-host=127.0.0.1", "--dashboard-host=0.0.0.0").replace("{ CPU: 0 }", "{ CPU: 4 }")
-    file = tmp_path / "mine.yaml"
+    file = tmp_path / "checkout" / "mine.yaml"
+    file.parent.mkdir()
+    (file.parent / "requirements.lock").touch()
     file.write_text(text.replace("rsync_filter", "rsync_filtre"))
     code, out, err = check(file)
     assert code == 2
@@ -171,10 +173,43 @@ def test_notes_name_the_store_and_the_token(check, tmp_path):
     (tmp_path / ".ray" / "auth_token").chmod(0o644)
     assert any("chmod 600" in line for line in check(SHIPPED)[2])
     (tmp_path / ".ray" / "auth_token").chmod(0o600)
-    file = tmp_path / "mine.yaml"
+    file = tmp_path / "checkout" / "mine.yaml"
+    file.parent.mkdir()
+    (file.parent / "requirements.lock").touch()
     file.write_text(edited("-e ANCHORFL_DATA=/home/ray/data", "-e ANCHORFL_CACHE=s3://bucket/cache"))
-    left = [line for line in check(file)[2] if "file_mounts: . " not in line]
-    assert left == []
+    assert check(file)[2] == []
+
+
+def test_mounts_are_those_of_the_folder_of_the_file(check, tmp_path, monkeypatch):
+    """Ray takes "." from the folder in which ``ray up`` is typed: from a home it would send keys to every node. So what
+    is typed next goes to the file's folder first, which has to be a checkout.
+    """
+
+    def refused(file):
+        code, _, err = check(file)
+        assert code == 2
+        return [line.partition("file_mounts./home/ray/")[2] for line in err]
+
+    home, checkout = tmp_path / "home", tmp_path / "home" / "with blank"
+    checkout.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    for folder in (home, checkout):
+        (folder / "cluster.yaml").write_text(SHIPPED.read_text())
+    secret, code = refused("cluster.yaml")
+    assert secret.startswith(f"anchorfl: ., {home}, goes to every node, where all who run code can read it; ")
+    assert code.startswith(f"anchorfl: . is {home}, which has no requirements.lock, and the nodes install it; ")
+    (only,) = refused("with blank/cluster.yaml")
+    assert only.startswith(f"anchorfl: . is {checkout}, which has no requirements.lock")
+    (checkout / "requirements.lock").touch()
+    assert f"  cd '{checkout}'\n  ray up cluster.yaml\n" in check("with blank/cluster.yaml")[1]
+    monkeypatch.chdir(checkout)
+    assert "  cd " not in check("cluster.yaml")[1]
+    for mount in ("..", str(tmp_path), "/", "$HOME/.config/gh"):
+        (checkout / "cluster.yaml").write_text(edited("anchorfl: .\n", f"anchorfl: .\n  /home/ray/more: {mount}\n"))
+        (only,) = refused("cluster.yaml")
+        assert only.startswith(f"more: {mount}")
+        assert "goes to every node" in only
 
 
 @pytest.mark.parametrize(
@@ -182,14 +217,15 @@ def test_notes_name_the_store_and_the_token(check, tmp_path):
     [
         (Demand(0.25, clients=16), None),  # four workers with four clients each
         (
-            Demand(0.25, clients=17),
+            Demand(0.25, clients=34, clients_per_actor=2),
             "max_workers: 17 client actors of 0.25 GPU do not fit: all workers together hold 16",
         ),
+        (Demand(0.25, clients=17), None),  # they share 16 actors
         (Demand(0.25, clients=17, clients_per_actor=2), None),  # nine actors
-        (Demand(0.25, server_gpus=0.5, clients=16), "and a server of 0.5"),
+        (Demand(0.25, server_gpus=0.5, clients=16, clients_per_actor=1), "and a server of 0.5"),
         (Demand(0.6, clients=4), None),  # one per GPU: no share is split over two
-        (Demand(0.6, clients=5), "hold 4 clients"),
-        (Demand(0.3, clients=100), "32 client actors"),  # above 32 clients: as many actors as CPUs, 4 x 8
+        (Demand(0.6, clients=5, clients_per_actor=1), "hold 4 clients"),
+        (Demand(0.3, clients=100), None),
         (Demand(0.04), "0.04 of its 22.4 GiB GPU is 0.90 GiB a client; give clients at least 0.05"),
         (Demand(0.05), None),
         (Demand(0.0, clients=1000), None),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import anchorfl.tuning.search.trial as trials
+import anchorfl.tuning.sweep.sweep as sweeps
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.presets import read_preset, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree
@@ -212,3 +213,20 @@ def test_traffic_counts_stand_ins():
     params["federation.client_fraction"] = 0.75  # of eight, in place of the number
     metrics["failures/dropped_clients"] = 0.0
     assert traffic(run) == (5 / 6, 5 / 6)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_final_runs_that_would_be_lost_are_refused(monkeypatch, tmp_path, seen):
+    """The driver's node has no CPUs, and others do not see its disk."""
+    monkeypatch.setattr(sweeps, "driver_has_no_cpus", lambda: True)
+    monkeypatch.setattr(sweeps, "in_fresh_worker", lambda function, path: seen and function(path))
+    e = read_preset("digits/fedavg")
+    plan = SweepPlan("digits/fedavg", e, {}, SweepOptions(), "")
+    backed_up = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, backup=str(tmp_path / "copy")))
+    sweeps._check_folder(dataclasses.replace(plan, options=SweepOptions(finals=0)), tmp_path)
+    sweeps._check_folder(dataclasses.replace(plan, experiment=backed_up), tmp_path)
+    if seen:
+        sweeps._check_folder(plan, tmp_path)
+        return
+    with pytest.raises(InputError, match=r"\Afinal runs train on other nodes, which do not see .*--cluster\.backup"):
+        sweeps._check_folder(plan, tmp_path)

@@ -1,0 +1,33 @@
+"""What a trial reserves: where its own process trains, that has the GPU share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.trial import bundles
+
+
+def with_cluster(name, **options):
+    e = read_preset(name)
+    return replace(e, cluster=replace(e.cluster, **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "executor"), [("digits/fedavg", "serial"), ("digits/fedavg", "forked"), ("voc07/fedalc", "ray")]
+)
+@pytest.mark.parametrize(("client", "server", "share"), [(0.5, 0.0, 0.5), (0.25, 1.0, 1.0), (0.0, 0.0, None)])
+def test_a_process_that_trains_has_the_larger_share(name, executor, client, server, share):
+    """Also of batched rounds, which have no actors on Ray."""
+    e = with_cluster(name, executor=executor, client_gpus=client, server_gpus=server)
+    assert e.federation.batched_clients == (executor == "ray")
+    assert bundles(e, SweepOptions(cpus=2)) == [{"CPU": 2} | ({"GPU": share} if share else {})]
+
+
+def test_actors_have_shares_of_their_own():
+    e = with_cluster("digits/fedavg", executor="ray", client_gpus=0.25, server_gpus=0.5)
+    slot = {"CPU": 0.45, "GPU": 0.25}
+    assert bundles(e, SweepOptions(slots=2)) == [{}, {"CPU": 0.1, "GPU": 0.5}, slot, slot]
