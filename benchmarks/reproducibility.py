@@ -457,7 +457,7 @@ def quoted_lines(records: Records, name: str, method: str) -> str:
 def summary(records: Records) -> str:
     """Show how many published figures were run, and what became of them."""
     out = [["Paper", "Data set", "Settings", "Published figures", *map(str.capitalize, VERDICTS)]]
-    for paper in PAPERS:
+    for paper in (name for name in PAPERS if paper_of(name).tables):
         total = sum(len(r.figures) for r in rows_of(paper_of(paper)) if r.data not in paper_of(paper).beside)
         for name, kept in KEPT.items():
             if not kept.link or kept.arguments.split()[0] != paper:

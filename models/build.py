@@ -19,12 +19,21 @@ from anchorfl.models.encoders.side_by_side import SideBySide
 from anchorfl.models.encoders.sparse import SparseEncoder
 from anchorfl.models.encoders.transformer import SelfAttentionLayer, TransformerEncoder
 from anchorfl.models.errors import NetworkError
-from anchorfl.models.heads import ConceptHead, CosineHead, FrameHead, GuidedHead, LabelHead, LinearHead, PrototypeHead
+from anchorfl.models.heads import (
+    BiasedHead,
+    ConceptHead,
+    CosineHead,
+    FrameHead,
+    GuidedHead,
+    LabelHead,
+    LinearHead,
+    PrototypeHead,
+)
 from anchorfl.models.label_encoder import LabelEncoderSpec, LanguageHead
 from anchorfl.models.options import NETWORKS, EncoderSpec, ModelOptions
 from anchorfl.models.start import start_from
 
-Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame", "guided"]
+Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame", "guided", "biased"]
 
 
 def build(
@@ -50,7 +59,7 @@ def build(
 
     - ``vocabulary``: number of token ids.
     - ``unit``: normalize class representations (single-label).
-    - ``vectors_CP``: first values of the class embeddings (``label``), or vectors of the names that stay (``guided``).
+    - ``vectors_CP``: first values of the class embeddings (``label``, ``biased``), or the names that stay (``guided``).
     - ``parts``: so many encoders side by side (``cosine``), or layers of attention (``guided``).
     - ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in place of drawn ones.
     - ``concept_width``: width of the class concepts (``head == "concept"`` only).
@@ -83,6 +92,8 @@ def build(
             sizes = options.width, options.heads, options.feedforward, options.dropout, masks
             layers = [SelfAttentionLayer(*sizes) for _ in range(parts)]
             return Classifier(encoder, GuidedHead(vectors_CP, options.width, layers), masks)
+        if head == "biased":
+            return Classifier(encoder, BiasedHead(vectors_CP, options.width), masks)
         return Classifier(encoder, LabelHead(vectors_CP, options.width, unit=unit), masks)
 
 

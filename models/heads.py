@@ -54,6 +54,20 @@ class LabelHead(AnchorHead):
         return out
 
 
+class BiasedHead(LabelHead):
+    """Anchor's head: class representations of length 1, single- and multi-label, and a bias for each class.
+
+    Without it, a multi-label class that few rows have would need a direction that no representation has.
+    """
+
+    def __init__(self, vectors_CP: Tensor, width: int) -> None:
+        super().__init__(vectors_CP, width, unit=True)
+        self.bias = nn.Parameter(torch.zeros(len(vectors_CP)))
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        return super().forward(z_BD) + self.bias
+
+
 class CosineHead(nn.Module):
     """A unit row per class; logits are cosines in [-1, 1] of the representation and the rows (FedAwS, FedALC).
 

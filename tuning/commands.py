@@ -130,6 +130,11 @@ def table(arguments: list[str]) -> int:
     return command.table(arguments)
 
 
+def benchmark(arguments: list[str]) -> int:
+    """Run the suite: the table of no paper."""
+    return table(["suite", *arguments])
+
+
 def presets(options: argparse.Namespace) -> int:
     """List the shipped presets, print one, or compare two."""
     from anchorfl.tuning.tables import listing

@@ -54,10 +54,10 @@ class HeadSpec:
     """The head that a method asks for on the task's encoder (``anchorfl.models.build``)."""
 
     kind: Head = "linear"
-    """``linear``, ``label`` (class embeddings from names), ``guided`` (classes are tokens of their names), ``cosine``,
-    ``concept``, ``prototype`` or ``frame``."""
+    """``linear``, ``label`` (class embeddings from names), ``biased`` (these at length 1, with a bias each), ``guided``
+    (classes are tokens of their names), ``cosine``, ``concept``, ``prototype`` or ``frame``."""
     semantic: bool = True
-    """Class embeddings start from the class names' vectors (``label`` only)."""
+    """Class embeddings start from the class names' vectors (``label`` and ``biased``)."""
     unit: bool = True
     """Class representations have length 1 in the logits of single-label tasks (``label`` only)."""
     parts: int = 1
@@ -70,7 +70,7 @@ class HeadSpec:
     @property
     def named(self) -> bool:
         """True where the head is made with a vector for each class (``[class_embeddings]``)."""
-        return self.kind in ("label", "guided")
+        return self.kind in ("label", "biased", "guided")
 
 
 @dataclass(frozen=True, kw_only=True)

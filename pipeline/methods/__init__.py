@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # torch, which the command line does without
     from anchorfl.pipeline.algorithm.contract import Method
 
 HOME = {
+    "anchor": "anchor:Anchor",
     "fedalc": "fedalc:FedALC",
     "fedalc-fixed": "fedalc_fixed:FedALCFixed",
     "fedalign": "fedalign:FedAlign",

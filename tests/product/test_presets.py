@@ -38,20 +38,23 @@ BESIDE = {
         for row in ("fedbm-no-lkcc", "fedbm-no-cgde")
     }
     | {f"{folder}/fedbm-no-language" for folder in FEDBM},
+    "suite": {name for name in NAMES if name.startswith("suite-")},
 }
-"""Presets that are run beside a paper's rows, and published nowhere."""
+"""Presets that are run beside a paper's rows, and published nowhere; the suite is no paper's."""
 
 
 def test_all_presets_are_seen():
-    """Nine methods on six data sets, and the three ablations on the four of Table 3; three sets twice."""
+    """Nine methods on six data sets, and the three ablations on the four of Table 3; three sets twice. The suite: eight
+    methods on twelve settings, four more on the eight with one label a row, two on the others, and our own on all.
+    """
     compared = [f"{folder}/{method}" for folder in FOLDERS for method in COMPARED]
     with_table_3 = [f for f in FOLDERS if not f.startswith(("es-5", "es-15"))]
     without = [f"{folder}/{method}" for folder in with_table_3 for method in ABLATIONS]
     assert sorted(compared + without) == OF_A_PAPER
     assert {"digits/fedalign", "digits/fedavg"} < set(NAMES)
     assert sorted(NAMES) == NAMES
-    assert len(NAMES) == 2 + 99 + 83 + 190
-    assert len(list(PRESETS.glob("*.toml"))) == 19 + 3
+    assert len(NAMES) == 2 + 99 + 83 + 190 + 12 * (8 + 1) + 8 * 4 + 4 * 2
+    assert len(list(PRESETS.glob("*.toml"))) == 24 + 4
 
 
 @pytest.mark.parametrize("name", NAMES)

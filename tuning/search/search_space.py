@@ -140,6 +140,13 @@ SPACES: Mapping[str, MethodSpace] = {
         },
         warm_up=4,  # the first pseudo-labels come from untrained anchors
     ),
+    "anchor": MethodSpace(
+        {
+            "expected": Range(0.1, 10, "log", reason="a decade to each side of a label that is known"),
+            "gamma": Range(0, 2, reason="as FedROD's: 0 is plain cross-entropy"),
+        },
+        warm_up=3,  # the first expectations are an untrained model's
+    ),
     "fedalc": MethodSpace({"lambda_": LAMBDA}, warm_up=5),
     "fedaws": MethodSpace({"lambda_": LAMBDA}, warm_up=5),
     "fedalc-fixed": MethodSpace(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from anchorfl.tuning.tables.plots import (
     split_of_curves,
 )
 from anchorfl.tuning.tables.published import Row, metrics_of, published_traffic, quoted_lines
-from anchorfl.tuning.tables.ranks import ALPHA, Ranking, ranking_of
+from anchorfl.tuning.tables.ranks import ALPHA, FEWEST, Ranking, ranking_of
 from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
 FIGURES = "figures"
@@ -72,6 +72,8 @@ RANKS = (
     " or more differ at {alpha} (Nemenyi); a bar in the figure joins those that do not. Data sets that are cut from the"
     " same rows are no independent ones, which both tests assume."
 )
+ALL_SCORES = "Mean ± sd of each data set's first metric, and in brackets the rank among the rows that have a run there."
+ALL_COSTS = "MB that one client gets and sends in a round, and CPU seconds of a run."
 VARIED = "A published figure, and with it a verdict, stands at the preset's own value alone."
 REPORTED = {
     "last": "last round",
@@ -90,7 +92,7 @@ def write_page(table: Table, out: Path) -> list[Path]:
             write_atomically(figures / f"{_curves_of(rows)}.csv", curves_csv(table, rows).encode())
     if table.varied:
         write_atomically(figures / f"{_sensitivity_of(table)}.csv", sensitivity_csv(table).encode())
-    title = f"{table.paper.title}: {_named(table.paper.tables, 'table')}"
+    title = f"{table.paper.title}: {_named(table.paper.tables, 'table')}" if table.paper.tables else table.paper.title
     write_atomically(out / "table.md", markdown(title, list(_blocks(table)), figures).encode())
     write_atomically(out / "table.csv", table_csv(table).encode())
     write_atomically(out / "reproducibility.md", reproducibility(table).encode())
@@ -115,6 +117,9 @@ def _blocks(table: Table) -> Iterator[Block]:
         yield Block(f"{data}: cost", rows=_costs(table, rows))
         if split_of_curves(table, rows):
             yield _picture(f"{data}: learning curves", _curves_of(rows), partial(curves, table, rows))
+    if len(table.data) >= FEWEST and not table.varied:
+        yield Block("All data sets", rows=_all_scores(table), paragraphs=[ALL_SCORES])
+        yield Block("All data sets: cost", rows=_all_costs(table), paragraphs=[ALL_COSTS])
     if (ranking := ranking_of(table)) is not None:
         words = {"p": _p(ranking.p), "alpha": ALPHA, "cd": f"{ranking.critical_difference:.2f}"}
         paragraphs = [RANKS.format(**words, n=len(ranking.settings))]
@@ -224,6 +229,35 @@ def _tests(entries: Sequence[TableEntry]) -> list[list[str]]:
             tests = [_p(value) for value in (a.p, a.holm, a.wilcoxon)]
             rows.append([e.row.shown, e.metric.shown, difference, str(a.n), *tests])
     return rows
+
+
+def _all_scores(table: Table) -> list[list[str]]:
+    """Return rows against data sets: mean and sd of the first metric, and the rank among the rows of that data set."""
+    cells: dict[str, dict[str, str]] = {row.shown: {} for row in table.rows}
+    for data, rows in table.data:
+        metric = metrics_of(table.paper, data)[0]
+        entries = [e for e in table.entries if e.row in rows and e.metric == metric]
+        mean = {e.row.key: e.mean for e in entries if e.mean is not None}
+        for e in entries:
+            if e.row.key in mean:
+                rank = 1 + sum(other > mean[e.row.key] for other in mean.values())
+                cells[e.row.shown][data] = f"{ours(e)} ({rank})"
+    return _across(table, cells)
+
+
+def _all_costs(table: Table) -> list[list[str]]:
+    """Return rows against data sets: megabytes of one client in a round, both ways, and CPU seconds of a run."""
+    cells: dict[str, dict[str, str]] = {row.shown: {} for row in table.rows}
+    for row in table.rows:
+        cost = table.cost(row)
+        if cost.down is not None and cost.up is not None and cost.hours is not None:
+            cells[row.shown][row.data] = f"{_number(cost.down + cost.up)}, {3600 * cost.hours:.0f}"
+    return _across(table, cells)
+
+
+def _across(table: Table, cells: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+    names = [data for data, _ in table.data]
+    return [["row", *names], *([row, *(of.get(name, "-") for name in names)] for row, of in cells.items() if of)]
 
 
 def _ranks(ranking: Ranking) -> list[list[str]]:

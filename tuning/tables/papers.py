@@ -58,6 +58,13 @@ PAPERS: dict[str, Paper] = {
         metrics=(ACCURACY, MACRO_F1),
         reported="best_sum",
     ),
+    "suite": _paper(
+        "suite",
+        tables=(),
+        proposed_method="Anchor",
+        metrics=(MACRO_F1, ACCURACY),
+        reported="last5",
+    ),
 }
 """Name that ``anchorfl table`` takes -> paper."""
 

@@ -63,7 +63,7 @@ class Paper:
     published: str
     """Name in ``published.csv``."""
     tables: tuple[str, ...]
-    """Tables that are run again."""
+    """Tables that are run again; none: the table is no paper's (``anchorfl benchmark``)."""
     proposed_method: str
     """The paper's own method, which the others are tested against."""
     data: Mapping[str, str]
@@ -188,7 +188,9 @@ def figure_lines(paper: Paper) -> list[dict[str, str]]:
 
 
 def metrics_of(paper: Paper, data: str) -> list[Metric]:
-    """Return the metrics that it has for a data set, in its order."""
+    """Return the metrics that it has for a data set, in its order; all, where it has no tables."""
+    if not paper.tables:
+        return list(paper.metrics)
     published = {line["metric"] for line in figure_lines(paper) if paper.data_and_method(line)[0] == data}
     return [metric for metric in paper.metrics if metric.published in published]
 

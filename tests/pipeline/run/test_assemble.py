@@ -29,7 +29,8 @@ from anchorfl.tasks.options import TaskOptions
 from tests.made_concepts import with_concepts
 
 LABELS = {"single": "class", "multi": "is_*"}
-SINGLE_ONLY = ("fedbm", "fedetf", "fedgela", "fednh", "fedproto", "fedrod")
+ONE_KIND = {name: method.supports.kinds[0] for name, method in METHODS.items() if len(method.supports.kinds) == 1}
+"""Methods for one kind of labels alone."""
 ONE_CLASS = ("fedalc", "fedalc-fixed", "fedavg-positive", "fedaws", "fedmlh", "flag")
 SMALL = {
     "federation.rounds": 1, "federation.epochs": 1, "model.width": 16, "model.feedforward": 8,
@@ -78,12 +79,11 @@ def test_every_preset_lends_its_method_to_a_table_of_fitting_labels(sales):
         plain[""] = from_values("", options(kind), quiet).experiment
         for name in preset_names():
             preset, said = read_preset(name), list[str]()
-            if kind == "multi" and preset.method.name in SINGLE_ONLY:
-                with pytest.raises(
-                    InputError, match=r"is for single-label tasks, and 'table-sales' .* fedavg, "
-                ) as bad:
+            if ONE_KIND.get(preset.method.name, kind) != kind:
+                refused = rf"is for {ONE_KIND[preset.method.name]}-label tasks, and 'table-sales' .* fedavg, "
+                with pytest.raises(InputError, match=refused) as bad:
                     from_values(name, options(kind), quiet)
-                assert "fednh" not in str(bad.value).partition("choose")[2]
+                assert {"single": "fedmlp", "multi": "fednh"}[kind] not in str(bad.value).partition("choose")[2]
                 continue
             e = from_values(name, options(kind), said.append).experiment
             assert (e.method, e.federation.rounds, e.federation.epochs) == (
@@ -141,7 +141,7 @@ def test_presets_are_set_up_on_a_table(sales, shades, name):
     method = read_preset(name).method.name
     given = {n: v for n, v in SMALL.items() if n not in ("federation.epochs", "model.feedforward")}
     if method != "fedbm":
-        e = from_values(name, options() | given, quiet).experiment
+        e = from_values(name, options(ONE_KIND.get(method, "single")) | given, quiet).experiment
     else:
         shades.pop("model.network")  # the preset's
         e = with_concepts(from_values(name, shades | given, quiet).experiment)

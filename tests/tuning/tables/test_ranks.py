@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anchorfl.tuning.cli import main
 from anchorfl.tuning.tables.page import write_page
+from anchorfl.tuning.tables.papers import PAPERS
 from anchorfl.tuning.tables.plots import rank_diagram
-from anchorfl.tuning.tables.published import rows_of
+from anchorfl.tuning.tables.published import metrics_of, rows_of
 from anchorfl.tuning.tables.ranks import FEWEST, Ranking, critical_difference, rank, ranking_of
 from anchorfl.tuning.tables.runs import table_runs_of
 from anchorfl.tuning.tables.statistics import table_of
@@ -161,3 +163,32 @@ def test_many_methods_are_drawn_with_their_groups():
     figure.canvas.draw()
     words = [text.get_text() for text in figure.axes[0].texts]
     assert all(any(name in word.split() for word in words) for name in names)
+
+
+def test_the_page_has_all_data_sets_beside_each_other(tmp_path):
+    """B's rows share the first rank among equals; costs: 2 MB to a client and 1 MB back, one round of 100 s."""
+    table = made(tmp_path)
+    write_page(table, tmp_path / "out")
+    page = (tmp_path / "out" / "table.md").read_text()
+    scores, costs = (
+        part.partition("\n## ")[0] for part in page.partition("## All data sets\n")[2].split(": cost\n", 1)
+    )
+    assert "| row | A | B | C |" in scores
+    assert "| FedPU | 30.00 ± 0.00 (2) | 50.00 ± 0.00 (2) | 20.00 ± 0.00 (2) |" in scores
+    assert "| FedAvg | 20.00 ± 0.00 (3) | 50.00 ± 0.00 (2) | 30.00 ± 0.00 (1) |" in scores
+    assert "| FedAvg | 3.00, 100 | 3.00, 100 | 3.00, 100 |" in costs
+
+
+def test_the_suite_is_a_table_of_no_paper(tmp_path, capsys):
+    """It has both metrics everywhere, no published figure, and a page."""
+    assert (
+        main(["benchmark", "--show", "--runs", str(tmp_path), "--rows", "anchor", "--data", "suite-pbc-skew-0.05"]) == 0
+    )
+    assert "no finished run of this table yet" in capsys.readouterr().out
+    page = (tmp_path / "table-suite" / "table.md").read_text()
+    assert page.startswith("# AnchorFL's suite\n")
+    assert "anchorfl table suite" in page
+    paper = PAPERS["suite"]
+    assert [m.shown for m in metrics_of(paper, "scene, 2 of 6 classes")] == ["macro F1", "accuracy"]
+    assert not any(row.figures for row in rows_of(paper))
+    assert {row.data for row in rows_of(paper) if row.name == "anchor"} == set(paper.data)

@@ -1,0 +1,86 @@
+"""Search the hyper-parameters of every method in every setting of the suite, by the same number of trials each.
+
+    python -m benchmarks.suite_search suite-search              # what is missing there; hours on two cores
+    python -m benchmarks.suite_search suite-search --show       # the chosen values, as the presets' files take them
+
+A preset of ``tuning/presets/suite.toml`` is one sweep over its method's own space (``tuning/search/search_space.py``):
+``TRIALS`` points, the preset's own one first, by Optuna's TPE, stopped early by ASHA, and chosen by the mean validation
+score of the last five rounds. Its seed is none of the suite's. The test split is not scored.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.presets import read_preset, shipped
+from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.search_space import space_of
+from anchorfl.tuning.sweep.plan import SweepPlan
+from anchorfl.tuning.sweep.sweep import read_sweep, run_sweep
+
+SEED = 4320
+TRIALS = 8
+DEFAULTS = ("anchor",)
+"""Rows that have one set of options in all settings."""
+
+
+def plans(data: list[str], rows: list[str]) -> Iterator[SweepPlan]:
+    """Yield the sweep of every preset of the suite. data, rows: of these federations and rows alone; empty: all."""
+    for name, preset in shipped().presets.items():
+        in_suite = preset.paper is not None and preset.paper.name == "suite" and preset.row not in DEFAULTS
+        if not in_suite or (data and preset.federation.name not in data) or (rows and preset.row not in rows):
+            continue
+        experiment = replace(read_preset(name), seed=SEED, tracking=TrackingOptions(uri="none"))
+        rounds = experiment.federation.rounds
+        options = SweepOptions(
+            trials=TRIALS, seeds=1, finals=0, rule="mean5", grace=max(5, rounds // 3), reduction=3, slots=1
+        )
+        yield SweepPlan(name, experiment, space_of(experiment, []), options, to_toml(experiment))
+
+
+def folder_of(out: Path, plan: SweepPlan) -> Path:
+    """Return the folder of a sweep."""
+    return out / plan.preset.replace("/", "-")
+
+
+def chosen(out: Path, plan: SweepPlan) -> str:
+    """Return the values of a sweep's best point, where it is complete, as lines of the federation's file; else ""."""
+    sweep = read_sweep(plan, folder_of(out, plan))
+    if not sweep.complete or sweep.best is None:
+        return ""
+    preset = shipped().presets[plan.preset]
+    variant = preset.federation.name.removeprefix(f"{preset.federation.file}-")
+    lines = [f'[variants."{variant}".rows.{preset.row}]']
+    for name, value in sweep.best.point.items():
+        text = f'"{value}"' if isinstance(value, str) else f"{value}".lower()
+        lines.append(f"{plan.names[name]} = {text}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder of the sweeps")
+    parser.add_argument("--data", nargs="+", default=[], help="federations")
+    parser.add_argument("--rows", nargs="+", default=[])
+    parser.add_argument("--show", action="store_true")
+    options = parser.parse_args()
+    every = list(plans(options.data, options.rows))
+    missing = [] if options.show else [plan for plan in every if not chosen(options.out, plan)]
+    if missing:
+        with ray_cluster.session(missing[0].experiment.cluster):
+            for number, plan in enumerate(missing):
+                print(f"{number + 1} of {len(missing)}: {plan.preset}", flush=True)
+                run_sweep(plan, folder_of(options.out, plan))
+    for plan in every:
+        if text := chosen(options.out, plan):
+            print(f"\n{text}")
+
+
+if __name__ == "__main__":
+    main()
