@@ -11,7 +11,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from anchorfl.pipeline.storage.run_record import RoundRecord
 from anchorfl.pipeline.storage.saved_model import TEXT, SavedModel, load_model
+from anchorfl.pipeline.tracking import own_wheel
 from anchorfl.pipeline.tracking.mlflow_entities import DIGEST_LENGTH, RUN_TAG, key
 
 CHECKSUM_TAG, MODEL_TAG, ALIAS_TAG, ALIAS = "anchorfl.checksum", "anchorfl.model", "anchorfl.alias", "champion"
@@ -116,8 +117,10 @@ def _register(client: Any, name: str, run_id: str, model: Any) -> None:
 LOADER = "anchorfl.pipeline.mlmodel"
 """Module that loads a logged model, by name only: it reads every kind of input, so it knows the data sets, which
 whoever tracks a run must not."""
-PACKAGES = ("anchorfl", "mlflow", "numpy", "pandas", "pyarrow", "safetensors", "scikit-learn", "torch")
-"""Packages that it takes to load and use a model, besides what these require themselves."""
+PACKAGES = ("filelock", "mlflow", "msgspec", "numpy", "pandas", "pillow", "pyarrow", "safetensors", "torch")
+"""Packages that it takes to load and use a model, besides AnchorFL and what these require themselves."""
+CODE = f"code/{own_wheel.FILE}"
+"""Place of AnchorFL in a logged model, from where ``pip install -r requirements.txt`` of MLflow takes it."""
 
 
 def pack(folder: Path, target: Path, *, run_id: str | None = None, model_id: str | None = None) -> None:
@@ -133,28 +136,24 @@ def pack(folder: Path, target: Path, *, run_id: str | None = None, model_id: str
     logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # its INFO lines break a progress display
     saved = load_model(folder)
     example, signature = _example(saved)
-    mlflow.pyfunc.save_model(
-        target,
-        loader_module=LOADER,
-        data_path=str(folder),
-        mlflow_model=Model(run_id=run_id, model_id=model_id, model_uuid=model_id),
-        signature=signature,
-        input_example=example,
-        # left out, MLflow would load the model in another process to find them
-        pip_requirements=[*requirements(), *saved.packages],
-        metadata={"task": saved.task, "kind": saved.kind},
-    )
+    with tempfile.TemporaryDirectory() as scratch:
+        mlflow.pyfunc.save_model(
+            target,
+            loader_module=LOADER,
+            data_path=str(folder),
+            code_paths=[str(own_wheel.write_wheel(Path(scratch)))],
+            mlflow_model=Model(run_id=run_id, model_id=model_id, model_uuid=model_id),
+            signature=signature,
+            input_example=example,
+            # left out, MLflow would load the model in another process to find them
+            pip_requirements=[*requirements(), *saved.packages],
+            metadata={"task": saved.task, "kind": saved.kind},
+        )
 
 
 def requirements() -> list[str]:
-    """Return the installed versions of ``PACKAGES``; no index is asked. One that is not installed is left out."""
-    lines = []
-    for name in PACKAGES:
-        try:
-            lines.append(f"{name}=={version(name).partition('+')[0]}")  # 2.13.0+cpu is on no index
-        except PackageNotFoundError:  # AnchorFL itself, where it runs from a checkout
-            continue
-    return lines
+    """Return AnchorFL in the model itself, and the installed versions of ``PACKAGES``; no index is asked."""
+    return [CODE, *(f"{name}=={version(name).partition('+')[0]}" for name in PACKAGES)]  # 2.13.0+cpu is on no index
 
 
 def _example(saved: SavedModel) -> tuple[Any, Any]:

@@ -88,6 +88,15 @@ def point_experiment(experiment: Experiment, names: Mapping[str, str], point: Hy
     return replace(experiment, seed=seed, output="", tracking=replace(experiment.tracking, uri="none", run_name=""))
 
 
+def as_trained(experiment: Experiment, rounds: int) -> Experiment:
+    """Return the experiment of a point as a trial trains it: so many rounds, each scored, never on the test split."""
+    return replace(
+        experiment,
+        federation=replace(experiment.federation, rounds=rounds),
+        evaluation=replace(experiment.evaluation, test="never", model_selection="last", every=1),
+    )
+
+
 def final_experiment(experiment: Experiment, names: Mapping[str, str], point: HyperParams, seed: int) -> Experiment:
     """Return the experiment of a final run. InputError where the options refuse the point."""
     experiment = point_experiment(experiment, names, point, seed)
@@ -125,12 +134,8 @@ def _train_trial(config: dict[str, Any], context: TrialContext) -> None:
             run_folder = folder / f"seed-{seed}"
             experiment = point_experiment(run_spec.experiment, context.names, config["point"], seed)
             backup = backup_of(experiment.cluster.backup, Path(context.folder).parent, run_folder)
-            experiment = replace(
-                experiment,
-                cluster=replace(experiment.cluster, backup=backup),
-                federation=replace(experiment.federation, rounds=context.rounds),
-                evaluation=replace(experiment.evaluation, test="never", model_selection="last", every=1),
-            )
+            experiment = as_trained(experiment, context.rounds)
+            experiment = replace(experiment, cluster=replace(experiment.cluster, backup=backup))
             loops[seed] = _open_loop(replace(run_spec, experiment=experiment), run_folder, stack)
         steps = {seed: loop.steps() for seed, loop in loops.items()}
         for round_ in range(1, context.rounds + 1):

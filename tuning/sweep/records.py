@@ -25,6 +25,7 @@ from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.backup import move_aside
 from anchorfl.tuning.search.results import Trial
 from anchorfl.tuning.search.study import TrialState
+from anchorfl.tuning.search.trial import as_trained
 
 ENDED: Mapping[str, Status] = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
 """MLflow has no word for a trial that the scheduler stopped, which did what it was asked to."""
@@ -65,7 +66,8 @@ class SweepRecords:
         self._rows = max((r.round for r in rows), default=-1)
         self._sweep_record = JsonLines(self.folder, self._rows + 1)
         params = {**{k: v for k, v in flat(run_spec.experiment).items() if k not in ("seed", "output")}, **self.params}
-        self._sweep_record.begin(replace(base, name=self.folder.name, params=params, folder=self.folder))
+        tags = {**base.tags, "kind": "sweep"}
+        self._sweep_record.begin(replace(base, name=self.folder.name, params=params, tags=tags, folder=self.folder))
         options = self.experiment.tracking
         uri = store_uri(options.uri, self.folder)
         self._uploader = MlflowTreeUploader(self.folder, uri) if uri else None
@@ -93,8 +95,9 @@ class SweepRecords:
         rows = read_records(folder)[0]
         self._written_rounds[trial.number] = max((r.round for r in rows), default=0)
         run_record = JsonLines(folder, self._written_rounds[trial.number] + 1 if rows else 0)
-        params = {**flat(experiment), "seed": self.params["seeds"], "trial": trial.number}
-        tags = {**base.tags, "config_digest": digest(experiment), "trial": trial.trial_id}
+        trained = as_trained(experiment, int(self.params["sweep.rounds"]))
+        params = {**flat(trained), "seed": self.params["seeds"], "trial": trial.number}
+        tags = {**base.tags, "config_digest": digest(experiment), "trial": trial.trial_id, "kind": "trial"}
         info = replace(base, name=f"{self.folder.name}-{trial.trial_id}", params=params, tags=tags, folder=folder)
         run_record.begin(replace(info, parent=self.folder))
         self._open_records[trial.number] = run_record

@@ -1,8 +1,12 @@
 """The trained model in MLflow: no pickle in it, the same numbers as ``anchorfl predict``, and there only once."""
 
 import dataclasses
+import importlib.metadata
 import json
+import os
 import pickletools
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -12,13 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+import anchorfl
 from anchorfl.pipeline.mlmodel import _load_pyfunc
 from anchorfl.pipeline.results.predict import predict
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.atomic_files import read_json
-from anchorfl.pipeline.tracking import mlflow_model
-from anchorfl.pipeline.tracking.mlflow_model import LOADER, pack, requirements
+from anchorfl.pipeline.tracking import mlflow_model, own_wheel
+from anchorfl.pipeline.tracking.mlflow_model import LOADER, PACKAGES, pack, requirements
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -61,7 +68,7 @@ def assert_no_pickle(folder):
     assert {"MLmodel", "model.json", "weights.safetensors", "input_example.json"} <= {path.name for path in files}
     for path in files:
         assert path.suffix not in {".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npy"}, path
-        assert not zipfile.is_zipfile(path), path
+        assert path.name == own_wheel.FILE or not zipfile.is_zipfile(path), path
         assert not is_pickle(path.read_bytes()), path
         assert "pickle" not in path.name.lower(), path
         if path.name in {"MLmodel", "requirements.txt", "conda.yaml"}:
@@ -232,3 +239,66 @@ def test_a_model_that_version_0_1_logged_still_loads(experiment, finished_run, t
     described.write_text(described.read_text().replace(LOADER, "pipeline.mlmodel"))
     got = mlflow.pyfunc.load_model(str(tmp_path / "packed")).predict(frame)
     assert got.equals(want)
+
+
+def test_the_wheel_is_the_package_that_runs(tmp_path):
+    """Every file of it, with its digest; the same files are the same bytes."""
+    first = own_wheel.write_wheel(tmp_path)
+    content = first.read_bytes()
+    assert own_wheel.write_wheel(tmp_path).read_bytes() == content
+    root = Path(anchorfl.__file__).parent
+    with zipfile.ZipFile(first) as wheel:
+        files = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        assert {"anchorfl/__init__.py", "anchorfl/pipeline/mlmodel.py", "anchorfl/tuning/presets/digits.toml"} <= files
+        assert not any("__pycache__" in name for name in files)
+        assert all(wheel.read(name) == (root.parent / name).read_bytes() for name in files)
+        record = wheel.read(f"anchorfl-{anchorfl.__version__}.dist-info/RECORD").decode().splitlines()
+    assert {line.split(",")[0] for line in record} == files | {
+        f"anchorfl-{anchorfl.__version__}.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD")
+    }
+
+
+def test_a_model_loads_where_only_its_requirements_are(experiment, finished_run, tmp_path):
+    """AnchorFL comes from the wheel in the model, and nothing is imported that the requirements do not bring."""
+    for name, task in (("numbers", "toy-multi"), ("texts", "toy-single")):
+        pack(finished_run(experiment(task=task)).folder / "model", tmp_path / name)
+    packed, site = tmp_path / "numbers", tmp_path / "site"
+    lines = (packed / "requirements.txt").read_text().splitlines()
+    assert not any(line.startswith("anchorfl") for line in lines)  # which anybody may put on an index
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(site)]
+    subprocess.run([*pip, lines[0]], cwd=packed, check=True)
+    code = """
+import json, sys
+import pandas as pd
+from anchorfl.pipeline import mlmodel
+values = mlmodel._load_pyfunc(sys.argv[1]).predict([[0.0] * 16]).shape
+texts = mlmodel._load_pyfunc(sys.argv[2]).predict(pd.DataFrame({"text": ["walking home"]})).shape
+modules = sorted({name.partition(".")[0] for name in sys.modules})
+print(json.dumps({"from": mlmodel.__file__, "shapes": [values, texts], "modules": modules}))
+"""
+    folders = [str(tmp_path / name / "data" / "model") for name in ("numbers", "texts")]
+    there = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", code, *folders], env=there, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["from"].startswith(str(site))
+    assert [shape[0] for shape in said["shapes"]] == [1, 1]
+    owners = importlib.metadata.packages_distributions()
+    imported = {canonicalize_name(owner) for name in said["modules"] for owner in owners.get(name, ())}
+    assert imported <= brought(PACKAGES) | {"anchorfl", "tqdm", "colorama"}  # torch takes these two where they are
+
+
+def brought(names):
+    """Return all distributions that these need."""
+    found, queue = set[str](), [canonicalize_name(name) for name in names]
+    while queue:
+        name = queue.pop()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            needs = importlib.metadata.requires(name) or ()
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        needs = [Requirement(text) for text in needs]
+        queue += [canonicalize_name(r.name) for r in needs if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return found

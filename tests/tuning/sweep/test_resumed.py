@@ -37,7 +37,7 @@ def run_spec(experiment):
 
 def records(run_spec, folder, log=quiet):
     """Return the records of one start of the sweep in ``folder``, not begun."""
-    e, about = run_spec.experiment, {"seeds": "1", "preset": "digits/fedavg"}
+    e, about = run_spec.experiment, {"seeds": "1", "preset": "digits/fedavg", "sweep.rounds": 2}
     return SweepRecords(
         folder, e, {1: run_spec}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", log
     )
@@ -96,6 +96,10 @@ def test_the_record_of_a_trial_that_is_another_point_now(run_spec, tmp_path):
     trained(records(run_spec, tmp_path, said.append), 0.2, 0.7)
     again, aside = read_metadata(folder), tmp_path / "trials/0000-other-1"
     assert again["params"]["optimizer.lr"] == 0.2
+    ran = {"federation.rounds": 2, "evaluation.test": "never", "evaluation.every": 1}  # as it trains, not as the preset
+    assert again["params"] | ran == again["params"]
+    assert run_spec.experiment.federation.rounds != 2
+    assert (again["tags"]["kind"], read_metadata(tmp_path)["tags"]["kind"]) == ("trial", "sweep")
     assert again["id"] != first["id"]
     assert [r.metrics["validation/f1_macro"] for r in read_records(folder)[0]] == [0.7]
     assert read_metadata(aside) == first
