@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.cluster.placement import Node
+from anchorfl.pipeline.cluster.placement import Node, own_cpus
 from anchorfl.pipeline.cluster.sizing import (
     GPU_MARGIN,
     MEMORY_MARGIN,
@@ -142,7 +142,7 @@ def _nodes(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[No
     """Return the nodes that runs would use, and what runs something there in a fresh process."""
     if not experiment.cluster.uses_ray:
         devices = 0 if cpu else torch.cuda.device_count()
-        node = Node(memory_probe.own_cpus(), (1.0,) * devices, float(memory_probe.free_memory()))
+        node = Node(own_cpus(), (1.0,) * devices, float(memory_probe.free_memory()))
         return [node], fresh_process.in_fresh_process
     from anchorfl.pipeline.cluster import layout, ray_cluster
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 SLACK = 1e-9
 ActorShares = tuple[float, float]
 """CPUs and GPUs of an actor."""
+
+
+def own_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the CPUs that this process may use: not all of the machine under Slurm, ``taskset`` or in a container."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = root / "cpu.max"
+    share = quota.read_text(encoding="ascii").split() if quota.exists() else ["max"]
+    return float(allowed) if share[0] == "max" else min(float(allowed), int(share[0]) / int(share[1]))
 
 
 @dataclass(frozen=True, slots=True)

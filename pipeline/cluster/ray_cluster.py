@@ -20,6 +20,7 @@ import ray
 
 from anchorfl.pipeline.cluster import auth_token, signals
 from anchorfl.pipeline.cluster.layout import nodes
+from anchorfl.pipeline.cluster.placement import own_cpus
 from anchorfl.pipeline.cluster.ray_watch import RayWatch, processes_of_ray
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.terminal import say_error
@@ -163,10 +164,12 @@ def _start_own(quiet: Mapping[str, Any]) -> None:
     os.environ.setdefault("RAY_enable_metrics_collection", "0")
     # Without a dashboard nobody asks what tasks have run, of which Ray would keep 100,000 at 3 kB each.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    # Ray counts the CPUs of the machine, also where Slurm or ``taskset`` gives this process a part of them.
+    cpus = max(1, int(own_cpus()))
+    fewer = {"num_cpus": cpus} if cpus < (os.cpu_count() or 1) else {}
+    where = {"address": "local", "_node_ip_address": LOOPBACK, "_temp_dir": _own_folder()}
     with _loopback_only(), _few_processes():
-        _init_patiently(
-            address="local", include_dashboard=False, _node_ip_address=LOOPBACK, _temp_dir=_own_folder(), **quiet
-        )
+        _init_patiently(include_dashboard=False, **where, **fewer, **quiet)
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as in ``nodes``
     if not ipaddress.ip_address(address).is_loopback:
         stop()

@@ -23,6 +23,7 @@ import torch
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.algorithm.exact_sums import Grid
+from anchorfl.pipeline.cluster.placement import own_cpus
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Cohort, Failure, RoundOutcome
@@ -55,8 +56,7 @@ def worker_gpus(options: ClusterOptions) -> list[str]:
 
 def worker_count(options: ClusterOptions, clients: int) -> int:
     """Return the number of workers of a run: of clients that train at one time."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = options.max_concurrent_clients or cpus
+    most = options.max_concurrent_clients or max(1, int(own_cpus()))
     if options.clients_per_actor:
         most = min(most, math.ceil(clients / options.clients_per_actor))
     return min(most, clients)

@@ -5,7 +5,6 @@ Plain torch, no Ray. All sizes are bytes.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -159,11 +158,3 @@ def free_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
             taken = int((root / used).read_text(encoding="ascii")) - int(entries.get(cached, 0))
             free = min(free, max(0, int(most) - taken))
     return free
-
-
-def own_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return the CPUs that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = root / "cpu.max"
-    share = quota.read_text(encoding="ascii").split() if quota.exists() else ["max"]
-    return float(allowed) if share[0] == "max" else min(float(allowed), int(share[0]) / int(share[1]))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.cli.main import RAW_COMMANDS, run_main
 from anchorfl.pipeline.cli.probe import _measure, described, largest, probe
+from anchorfl.pipeline.cluster.placement import own_cpus
 from anchorfl.pipeline.cluster.sizing import GpuNeed
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
@@ -79,9 +80,9 @@ def test_limits_of_a_container_count(tmp_path):
     assert memory_probe.free_memory(tmp_path) == 400_000
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_probe.free_memory(tmp_path) > 1_000_000
-    allowed = memory_probe.own_cpus(tmp_path)
+    allowed = own_cpus(tmp_path)
     (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert memory_probe.own_cpus(tmp_path) == 0.5 < allowed
+    assert own_cpus(tmp_path) == 0.5 < allowed
 
 
 def test_the_client_with_most_labeled_rows_times_longest_row_is_chosen(experiment):

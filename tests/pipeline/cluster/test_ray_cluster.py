@@ -88,6 +88,18 @@ def test_a_ray_that_does_not_start_twice_is_one_line(monkeypatch, capsys):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize(("own", "given"), [(3.5, {"num_cpus": 3}), (0.5, {"num_cpus": 1}), (8.0, {})])
+def test_ray_gets_the_cpus_that_this_process_may_use(monkeypatch, own, given):
+    """Under Slurm and ``taskset`` it would count all of the machine; where they are all, it counts itself."""
+    failing_starts(monkeypatch, 0)
+    seen = dict[str, object]()
+    monkeypatch.setattr(ray, "init", lambda **options: seen.update(options))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(ray_cluster, "own_cpus", lambda: own)
+    ray_cluster.start(ClusterOptions())
+    assert {name: value for name, value in seen.items() if name == "num_cpus"} == given
+
+
 def test_a_failed_start_leaves_no_process(monkeypatch):
     """``ray.init`` does, and a ``ray.shutdown`` after it knows nothing of them."""
     gcs = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
