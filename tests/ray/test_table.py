@@ -185,7 +185,7 @@ def test_interrupted(paper, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 130, (tmp_path / "said.txt").read_text()
     said = (tmp_path / "said.txt").read_text()
-    assert "interrupted; the last completed round is kept, go on with 'anchorfl table toy --rows fedavg" in said
+    assert "interrupted; the last completed round is kept, go on with: anchorfl table toy --rows fedavg" in said
     assert not (cut / "result.json").exists()
     assert json.loads((tmp_path / "runs/table-toy/run.json").read_text())["status"] == "KILLED"
     left = (cut / "metrics.jsonl").read_bytes()
