@@ -4,14 +4,14 @@
     python -m benchmarks.suite_search suite-search --show       # the chosen values, as the presets' files take them
 
 A preset of ``tuning/presets/suite.toml`` is one sweep over its method's own space (``tuning/search/search_space.py``):
-``TRIALS`` points, the preset's own one first, by Optuna's TPE, stopped early by ASHA, and chosen by the mean validation
-score of the last five rounds. Its seed is none of the suite's. The test split is not scored.
+``TRIALS`` points, the method's defaults first, by Optuna's TPE, stopped early by ASHA, and chosen by the mean
+validation score of the last five rounds. Its seed is none of the suite's. The test split is not scored.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from anchorfl.pipeline.config.presets import read_preset, shipped
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.tuning.search.options import SweepOptions
-from anchorfl.tuning.search.search_space import space_of
+from anchorfl.tuning.search.search_space import Value, space_of
 from anchorfl.tuning.sweep.plan import SweepPlan
 from anchorfl.tuning.sweep.sweep import read_sweep, run_sweep
 
@@ -36,7 +36,9 @@ def plans(data: list[str], rows: list[str]) -> Iterator[SweepPlan]:
         in_suite = preset.paper is not None and preset.paper.name == "suite" and preset.row not in DEFAULTS
         if not in_suite or (data and preset.federation.name not in data) or (rows and preset.row not in rows):
             continue
-        experiment = replace(read_preset(name), seed=SEED, tracking=TrackingOptions(uri="none"))
+        method = type(read_preset(name).method)()  # its own defaults, whatever was found before
+        plain = read_preset(f"{preset.federation.name}/{DEFAULTS[0]}")
+        experiment = replace(plain, method=method, seed=SEED, tracking=TrackingOptions(uri="none"))
         rounds = experiment.federation.rounds
         options = SweepOptions(
             trials=TRIALS, seeds=1, finals=0, rule="mean5", grace=max(5, rounds // 3), reduction=3, slots=1
@@ -49,18 +51,22 @@ def folder_of(out: Path, plan: SweepPlan) -> Path:
     return out / plan.preset.replace("/", "-")
 
 
-def chosen(out: Path, plan: SweepPlan) -> str:
-    """Return the values of a sweep's best point, where it is complete, as lines of the federation's file; else ""."""
+def best(out: Path, plan: SweepPlan) -> Mapping[str, Value] | None:
+    """Return the best point of a sweep, searched name -> value; None where it is not complete."""
     sweep = read_sweep(plan, folder_of(out, plan))
-    if not sweep.complete or sweep.best is None:
-        return ""
+    return sweep.best.point if sweep.complete and sweep.best is not None else None
+
+
+def lines_of(plan: SweepPlan, point: Mapping[str, Value]) -> list[str]:
+    """Return the values of a point that are not the defaults, as lines of the federation's file."""
     preset = shipped().presets[plan.preset]
     variant = preset.federation.name.removeprefix(f"{preset.federation.file}-")
-    lines = [f'[variants."{variant}".rows.{preset.row}]']
-    for name, value in sweep.best.point.items():
-        text = f'"{value}"' if isinstance(value, str) else f"{value}".lower()
-        lines.append(f"{plan.names[name]} = {text}")
-    return "\n".join(lines)
+    lines = []
+    for name, value in point.items():
+        if value != plan.preset_point[name]:
+            text = f'"{value}"' if isinstance(value, str) else f"{value}".lower()
+            lines.append(f"{plan.names[name]} = {text}")
+    return ["", f'[variants."{variant}".rows.{preset.row}]', *lines] if lines else []
 
 
 def main() -> None:
@@ -71,15 +77,15 @@ def main() -> None:
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
     every = list(plans(options.data, options.rows))
-    missing = [] if options.show else [plan for plan in every if not chosen(options.out, plan)]
+    missing = [] if options.show else [plan for plan in every if best(options.out, plan) is None]
     if missing:
         with ray_cluster.session(missing[0].experiment.cluster):
             for number, plan in enumerate(missing):
                 print(f"{number + 1} of {len(missing)}: {plan.preset}", flush=True)
                 run_sweep(plan, folder_of(options.out, plan))
     for plan in every:
-        if text := chosen(options.out, plan):
-            print(f"\n{text}")
+        if (point := best(options.out, plan)) is not None:
+            print("\n".join(lines_of(plan, point)))
 
 
 if __name__ == "__main__":
