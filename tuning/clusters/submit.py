@@ -30,17 +30,23 @@ ADDRESS_HELP = f"Ray's dashboard; default: $RAY_API_SERVER_ADDRESS, or {DEFAULT}
 PROBE_SECONDS = 10
 NOT_FOUND = 127
 """Exit code of a shell that does not find the command."""
+COMMANDS = ("run", "sweep", "resume", "table", "benchmark", "probe", "data", "cooccurrence")
+"""What a cluster can be asked for: ``data`` to prepare, ``cooccurrence`` to count class names in a corpus."""
 LEFT_OUT = (".git", ".venv*", "venv", "__pycache__", "/runs/", "/mlruns/", "/mlflow.db*", "/data/")
 """Files left out of an upload, besides those of .gitignore: git's own, environments, and what runs leave behind."""
 
 
 def arguments(sub: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    sub.usage = "anchorfl submit [--address URL] [--no-wait] [--upload] {run,sweep,resume} ..."
+    sub.usage = f"anchorfl submit [--address URL] [--no-wait] [--upload] [--env NAME] {{{','.join(COMMANDS)}}} ..."
     sub.add_argument("--address", default="", help=ADDRESS_HELP)
     sub.add_argument("--no-wait", action="store_true", help="do not wait for the job's end")
     sub.add_argument("--upload", action="store_true", help="run the checkout in this folder, not what is installed")
-    sub.add_argument("what", choices=("run", "sweep", "resume"), help="the command that the cluster is to run")
+    sub.add_argument(
+        "--env", action="append", default=[], metavar="NAME",
+        help="a variable of this shell that the job gets, too, such as MLFLOW_TRACKING_URI; several times",
+    )  # fmt: skip
+    sub.add_argument("what", choices=COMMANDS, help="the command that the cluster is to run")
     sub.add_argument("rest", nargs=argparse.REMAINDER, help="its arguments; paths are those of the head node")
 
 
@@ -51,6 +57,8 @@ def submit(options: argparse.Namespace) -> int:
     """
     command = entrypoint(options.what, options.rest, upload=options.upload)
     environment = runtime_env(Path.cwd()) if options.upload else {}
+    if options.env:
+        environment["env_vars"] = variables(options.env)
     address = resolve_address(options.address)
     client = _connect(address)
     job = _ask(address, lambda: client.submit_job(entrypoint=command, runtime_env=environment))
@@ -97,19 +105,35 @@ def entrypoint(what: str, rest: list[str], *, upload: bool) -> str:
     What starts anew is told to join the cluster; a resumed run or sweep joins the one that its folder names, which is
     the same where it was submitted.
     """
-    if not rest:
+    if not rest and what != "benchmark":
         raise InputError(f"submit {what}: nothing to {what}; give what you would give to 'anchorfl {what}'")
+    if what == "data" and rest[0] != "prepare":
+        raise InputError(f"submit data {rest[0]}: the cluster prepares data; the rest of 'anchorfl data' is for here")
+    option = "--address" if what == "cooccurrence" else "--cluster.address"
     flags = {word.partition("=")[0].replace("_", "-") for word in rest}
-    if "--cluster.address" in flags:
-        raise InputError("submit: leave --cluster.address out; the job joins the cluster that runs it")
+    if option in flags:
+        raise InputError(f"submit: leave {option} out; the job joins the cluster that runs it")
     resumed = what == "resume" or (what == "sweep" and "--resume" in flags)
-    words = [shlex.quote(word) for word in [what, *rest, *([] if resumed else ["--cluster.address", "auto"])]]
+    words = [shlex.quote(word) for word in [what, *rest, *([] if resumed else [option, "auto"])]]
     if not upload:
         return " ".join(["anchorfl", *words])
     for i, word in enumerate([what, *rest]):
         if word.endswith(".toml") and not Path(word).is_absolute() and Path(word).exists():
             words[i] = f'"$OLDPWD"/{shlex.quote(word)}'  # uploaded too: the shell has just left that folder
     return " ".join(['cd "$HOME" && python -P -m anchorfl', *words])
+
+
+def variables(names: list[str]) -> dict[str, str]:
+    """Return variables of this process by name. InputError: one has a value on the command line, or is not set."""
+    for name in names:
+        if "=" in name:
+            word = name.partition("=")[0]
+            raise InputError(
+                f"--env {word}=...: others see a command line; set {word} in this shell, and give its name"
+            )
+        if name not in os.environ:
+            raise InputError(f"--env {name}: it is not set in this shell")
+    return {name: os.environ[name] for name in names}
 
 
 def runtime_env(checkout: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import pytest
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.clusters import submit
-from anchorfl.tuning.clusters.submit import _use_token, arguments, entrypoint, resolve_address, runtime_env
+from anchorfl.tuning.clusters.submit import _use_token, arguments, entrypoint, resolve_address, runtime_env, variables
 from tests.processes import MAIN, checksum_of, end, free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,6 +45,11 @@ def parsed(*words: str) -> argparse.Namespace:
         ("sweep", "--resume runs/s --trials 9", "anchorfl sweep --resume runs/s --trials 9"),
         ("sweep", "--resume=runs/s", "anchorfl sweep --resume=runs/s"),
         ("resume", "runs/r", "anchorfl resume runs/r"),
+        ("table", "fedalign --data r8-8", "anchorfl table fedalign --data r8-8 --cluster.address auto"),
+        ("benchmark", "", "anchorfl benchmark --cluster.address auto"),
+        ("probe", "r8-8/fedavg", "anchorfl probe r8-8/fedavg --cluster.address auto"),
+        ("data", "prepare r8-8/fedavg", "anchorfl data prepare r8-8/fedavg --cluster.address auto"),
+        ("cooccurrence", "--task r8 c.txt", "anchorfl cooccurrence --task r8 c.txt --address auto"),
     ],
 )
 def test_what_starts_anew_joins_the_cluster_and_what_goes_on_stays_where_it_was(what, rest, command):
@@ -82,6 +87,30 @@ def test_an_uploaded_preset_is_read_from_the_upload_while_the_run_lies_in_the_ho
 def test_bad_commands_are_refused_here(rest, complaint):
     with pytest.raises(InputError, match=complaint):
         entrypoint("run", rest, upload=False)
+
+
+@pytest.mark.parametrize(
+    ("what", "rest", "complaint"),
+    [
+        ("data", ["check"], "the cluster prepares data"),
+        ("cooccurrence", ["c", "--address", "x"], "leave --address out"),
+    ],
+)
+def test_what_is_not_for_a_cluster_is_refused_here(what, rest, complaint):
+    with pytest.raises(InputError, match=complaint):
+        entrypoint(what, rest, upload=False)
+
+
+def test_a_job_gets_the_variables_that_are_named(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://here")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    options = parsed("--env", "MLFLOW_TRACKING_URI", "--env", "MLFLOW_TRACKING_PASSWORD", "run", "p")
+    assert variables(options.env) == {"MLFLOW_TRACKING_URI": "https://here", "MLFLOW_TRACKING_PASSWORD": "secret"}
+    with pytest.raises(InputError, match=r"\A--env GONE: it is not set in this shell\Z"):
+        variables(["GONE"])
+    with pytest.raises(InputError, match="others see a command line") as refused:
+        variables(["MLFLOW_TRACKING_PASSWORD=secret"])
+    assert "secret" not in str(refused.value)
 
 
 def test_options_before_the_command_are_ours_and_those_after_it_are_its_own():
