@@ -29,10 +29,11 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.command import parse_args
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
+from anchorfl.tuning.tables.page import costs_across, ranks, scores_across, verdicts
 from anchorfl.tuning.tables.page import ours as ours_text
-from anchorfl.tuning.tables.page import verdicts
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
 from anchorfl.tuning.tables.published import figure_lines, rows_of, select_rows, value_text
+from anchorfl.tuning.tables.ranks import ranking_of
 from anchorfl.tuning.tables.runs import RunIndex, attach_folders, check_has_scores, index_runs, table_runs_of
 from anchorfl.tuning.tables.significance import apply_holm, compare_paired
 from anchorfl.tuning.tables.statistics import (
@@ -151,6 +152,12 @@ KEPT = {
         ("fedbm-others",),
         f"fedbm --data ham10000-0.05 --rows fedavg,fedbm --task.name digits --task.image_size 8 {SMALL}"
         " --method.lambda_div 0.0013",
+    ),
+    "suite": Kept(
+        ("suite",),
+        "suite --data suite-digits-masks-2,suite-digits-masks-3,suite-digits-skew-0.1,suite-digits-skew-masks"
+        " --seeds 4321,4322,4323",
+        "suite",
     ),
 }
 """The tables, in the order of the summary."""
@@ -441,6 +448,20 @@ def cost(records: Records, name: str) -> str:
     return grid([row[1:] for row in out] if len(table.data) == 1 else out)
 
 
+def across(records: Records, name: str, what: str = "scores") -> str:
+    """Show rows against data sets. what: scores (mean and sd of the first metric, and the rank), costs (megabytes of a
+    client in a round, CPU seconds of a run), or ranks.
+    """
+    table = records.table(name)
+    if what != "ranks":
+        return f"{grid({'scores': scores_across, 'costs': costs_across}[what](table))}\n\n{details(table, name)}"
+    ranking = ranking_of(table)
+    if ranking is None:
+        raise InputError(f"{name}: no ranks, of fewer than three data sets or rows")
+    text = f"p = {ranking.p:.2g} (Friedman); critical difference {ranking.critical_difference:.2f} (Nemenyi, 0.05)."
+    return f"{grid(ranks(ranking))}\n\n{text}"
+
+
 def quoted_lines(records: Records, name: str, method: str) -> str:
     """Show the published figures of a method that is no row of the table."""
     table = records.table(name)
@@ -480,6 +501,7 @@ VIEWS: dict[str, Callable[..., str]] = {
     "swings": swings,
     "runs": runs,
     "cost": cost,
+    "across": across,
     "quoted": quoted_lines,
     "summary": summary,
 }

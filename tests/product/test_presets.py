@@ -100,7 +100,7 @@ def test_no_figure_stands_in_a_preset():
     """Published ones stand in published.csv, ours in ours.csv."""
     for path in PRESETS.iterdir():
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"\d\d\.\d\d", text), path
+        assert not re.search(r"\b\d\d\.\d\d\b", text), path  # as results are written; options have other digits
         assert "not run" not in text
 
 

@@ -118,13 +118,13 @@ def _blocks(table: Table) -> Iterator[Block]:
         if split_of_curves(table, rows):
             yield _picture(f"{data}: learning curves", _curves_of(rows), partial(curves, table, rows))
     if len(table.data) >= FEWEST and not table.varied:
-        yield Block("All data sets", rows=_all_scores(table), paragraphs=[ALL_SCORES])
-        yield Block("All data sets: cost", rows=_all_costs(table), paragraphs=[ALL_COSTS])
+        yield Block("All data sets", rows=scores_across(table), paragraphs=[ALL_SCORES])
+        yield Block("All data sets: cost", rows=costs_across(table), paragraphs=[ALL_COSTS])
     if (ranking := ranking_of(table)) is not None:
         words = {"p": _p(ranking.p), "alpha": ALPHA, "cd": f"{ranking.critical_difference:.2f}"}
         paragraphs = [RANKS.format(**words, n=len(ranking.settings))]
         picture = partial(rank_diagram, ranking)
-        yield Block("Ranks over the data sets", _ranks(ranking), picture, "ranks.png", paragraphs)
+        yield Block("Ranks over the data sets", ranks(ranking), picture, "ranks.png", paragraphs)
     yield Block("Total", paragraphs=[total(table)])
     varied = "the same preset at its own value", "values of that preset"
     reference, family = varied if table.varied else (table.paper.proposed_method, "rows of the data set")
@@ -231,7 +231,7 @@ def _tests(entries: Sequence[TableEntry]) -> list[list[str]]:
     return rows
 
 
-def _all_scores(table: Table) -> list[list[str]]:
+def scores_across(table: Table) -> list[list[str]]:
     """Return rows against data sets: mean and sd of the first metric, and the rank among the rows of that data set."""
     cells: dict[str, dict[str, str]] = {row.shown: {} for row in table.rows}
     for data, rows in table.data:
@@ -245,7 +245,7 @@ def _all_scores(table: Table) -> list[list[str]]:
     return _across(table, cells)
 
 
-def _all_costs(table: Table) -> list[list[str]]:
+def costs_across(table: Table) -> list[list[str]]:
     """Return rows against data sets: megabytes of one client in a round, both ways, and CPU seconds of a run."""
     cells: dict[str, dict[str, str]] = {row.shown: {} for row in table.rows}
     for row in table.rows:
@@ -260,7 +260,8 @@ def _across(table: Table, cells: Mapping[str, Mapping[str, str]]) -> list[list[s
     return [["row", *names], *([row, *(of.get(name, "-") for name in names)] for row, of in cells.items() if of)]
 
 
-def _ranks(ranking: Ranking) -> list[list[str]]:
+def ranks(ranking: Ranking) -> list[list[str]]:
+    """Return mean ranks and the rank on every data set, the best row first."""
     out = [["row", "mean rank", *ranking.settings]]
     for (name, mean), rank_S in zip(ranking.mean_ranks.items(), ranking.rank_SM.T, strict=True):
         out.append([name, f"{mean:.2f}", *(f"{rank:g}" for rank in rank_S)])
