@@ -58,10 +58,10 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = terminal.say) -> Sweep:
         stack.enter_context(ray_watch.if_ray_dies(command, folder / PLAN_FILE))
         stack.enter_context(ray_cluster.session(plan.experiment.cluster))
         at_once = max_concurrent_trials(bundles(plan.experiment, plan.options), plan.options.concurrent)
+        _check_folder(plan, folder)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
         everywhere = {s: make_run_spec(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh_seeds)}
         started = _SweepRun(plan, folder, everywhere, at_once, sweep_backup, log)
-        _check_folder(plan, folder)
         started.records().check()
         plan.save(folder)
         return started.go()
