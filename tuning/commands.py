@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from contextlib import nullcontext
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +17,17 @@ from anchorfl.pipeline.terminal import logged_apart, say, width
 from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:
+    from anchorfl.pipeline.config.experiment import Experiment
     from anchorfl.tuning.search.results import Sweep
     from anchorfl.tuning.sweep.plan import SweepPlan
 
-USAGE = """usage: anchorfl sweep PRESET [--space NAME=RANGE ...] [--output FOLDER] [--json] [--option value ...]
-                      [--section.option value ...]
+USAGE = """usage: anchorfl sweep PRESET [PRESET ...] [--space NAME=RANGE ...] [--output FOLDER] [--json]
+                      [--option value ...] [--section.option value ...]
        anchorfl sweep --task.file FILE --task.label_columns COLUMNS ...  (a table of your own needs no preset)
        anchorfl sweep --resume FOLDER [--trials N] [--hours H] ...       (or its copy: s3://bucket/runs/NAME)
 RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:high, or values with commas; :n at the end
        gives n points of a grid. Without --space: the method's own space.
+Several presets: each is tried, as it is or with every point of the space; they have data, rounds and scores in common.
 --json: the result as an object on standard output; progress goes to standard error."""
 
 
@@ -61,29 +65,43 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
     from anchorfl.pipeline.run.assemble import from_words, names_table
     from anchorfl.pipeline.storage.restore import restore_if_remote
     from anchorfl.tuning.search.backup import LEAVE, RESUME
-    from anchorfl.tuning.search.search_space import space_of
+    from anchorfl.tuning.search.search_space import PRESET, Choice, Space, space_of
     from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan, new_sweep_folder, preset_text, resumed_plan
 
     if args.resume is not None:
         places, rest = parse_places(overrides)
-        if args.preset or args.space or rest:
+        if args.presets or args.space or rest:
             raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
         folder = restore_if_remote(args.resume, say, RESUME, marker=PLAN_FILE, leave=LEAVE)
         copy = "" if folder == Path(args.resume) else args.resume
         return resumed_plan(folder, options, places, copy), folder
-    if not args.preset and not names_table(overrides):
+    if not args.presets and not names_table(overrides):
         raise InputError(
             f"sweep needs a preset: {some_presets()}; or the path of a .toml file; or a table, --task.file"
         )
     from anchorfl.tuning.search.options import SweepOptions
 
-    name, experiment = from_words(args.preset, overrides, "anchorfl sweep", say)
-    check_idle(typed_options(overrides), [experiment])
-    if experiment.output:
+    several = len(args.presets) > 1
+    if several and len(set(args.presets)) < len(args.presets):
+        raise InputError(f"sweep: a preset is named twice: {' '.join(args.presets)}")
+    experiments = dict[str, "Experiment"]()
+    for preset in args.presets or [""]:
+        log = (lambda _: None) if experiments else say  # what is said of a table is the same for all
+        name, experiment = from_words(preset, overrides, "anchorfl sweep", log)
+        experiments[preset if several else name] = experiment
+    check_idle(typed_options(overrides), list(experiments.values()))
+    if any(experiment.output for experiment in experiments.values()):
         raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
-    text = preset_text(args.preset or name, experiment, bool(overrides))
-    plan = SweepPlan(name, experiment, space_of(experiment, args.space), SweepOptions(**options), text)
-    return plan, new_sweep_folder(name, args.output)
+    name, experiment = next(iter(experiments.items()))
+    others = dict(list(experiments.items())[1:])
+    space: Space = {PRESET: Choice(tuple(experiments))} if several else {}
+    if args.space or not several:
+        space = {**space, **space_of(experiment, args.space)}
+    if several:  # every one of them as often as the others
+        options = {"searcher": "grid", "trials": math.prod(len(d.grid()) for d in space.values())} | options
+    text = preset_text((args.presets or [name])[0], experiment, bool(overrides))
+    plan = SweepPlan(name, experiment, space, SweepOptions(**options), text, others)
+    return plan, new_sweep_folder(f"{experiment.task.name}-presets" if several else name, args.output)
 
 
 def report(options: argparse.Namespace) -> int:
@@ -100,7 +118,8 @@ def report(options: argparse.Namespace) -> int:
 
     folder = sweeps[0]
     plan = load_plan(folder, {})
-    for path in write_report(read_sweep(plan, folder.resolve()), folder / "report", plan.text):
+    view = read_sweep(plan, folder.resolve())
+    for path in write_report(view, folder / "report", plan.text_of(view.best.point if view.best else {})):
         say(path)
     return 0
 
@@ -135,6 +154,13 @@ def benchmark(arguments: list[str]) -> int:
     return table(["suite", *arguments])
 
 
+def recommend(arguments: list[str]) -> int:
+    """Say which methods to try first on a table of the user's own."""
+    from anchorfl.tuning.tables import recommend as recommended
+
+    return recommended.recommend(arguments, sweep)
+
+
 def presets(options: argparse.Namespace) -> int:
     """List the shipped presets, print one, or compare two."""
     from anchorfl.tuning.tables import listing
@@ -164,7 +190,7 @@ def _run(plan: SweepPlan, folder: Path, *, as_json: bool) -> int:
 
     raw_folder(task_of(plan.experiment.task), plan.experiment.task)
     with logged_apart() if as_json else nullcontext():
-        say(f"{plan.preset}: sweep folder {folder}")
+        say(f"{', '.join(plan.experiments)}: sweep folder {folder}")
         with resumable("anchorfl", "sweep", "--resume", folder, begun=folder / PLAN_FILE):
             view = run_sweep(plan, folder)
     if as_json:
@@ -224,14 +250,13 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
     parser.add_argument("--resume", default=None)
     parser.add_argument("--output", default="")
     parser.add_argument("--json", action="store_true")
-    parser.set_defaults(preset="")
     # Options and overrides both come as --name value; what names a section is an override.
-    named_first = bool(arguments) and not arguments[0].startswith("-")
+    presets = list(takewhile(lambda word: not word.startswith("-"), arguments))
     try:
-        args, unknown = parser.parse_known_args(arguments[1:] if named_first else arguments)
+        args, unknown = parser.parse_known_args(arguments[len(presets) :])
     except argparse.ArgumentError as error:
         raise InputError(f"sweep: {error}") from error
-    args.preset = arguments[0] if named_first else ""
+    args.presets = presets
     names = {f.name for f in fields(SweepOptions) if f.default is not MISSING}
     options, overrides = list[str](), list[str]()
     target = overrides

@@ -21,6 +21,7 @@ from anchorfl.tuning import commands as tuning_commands
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.clusters import check, submit
 from anchorfl.tuning.sweep import plan
+from anchorfl.tuning.tables import recommend
 from anchorfl.tuning.tables.command import TableCommand
 from anchorfl.tuning.tables.listing import preset_toml
 from tests.product.test_documents import documents, text_of
@@ -65,7 +66,7 @@ def nothing_runs(monkeypatch, tmp_path):
         submit: ("_connect",), probe: ("_check",),
         data: ("_describe",), fetch: ("_folder",),
         ingest: ("prepare",), prepare: ("resolve_options",), inspect: ("inspect_table",),
-        TableCommand: ("run", "show"),
+        TableCommand: ("run", "show"), recommend: ("shape_of_experiment",),
     }.items():  # fmt: skip
         for name in names:
             monkeypatch.setattr(module, name, parsed)

@@ -79,6 +79,37 @@ def test_trials_are_runs(preset, whole):
 
 
 @pytest.mark.slow
+def test_a_sweep_over_presets(preset, one_ray, capsys):
+    """Every preset once, its trial and its final run bit for bit its own run; killed at no point, resumed as it was."""
+    preset(tracking={"uri": "none"}, cluster={"executor": "serial"})
+    Path("other.toml").write_text('extends = "toy.toml"\n[method]\nname = "fedavg"\n')
+    words = [*SHORT[2:], "--finals", "1", "--output", "s", "--json"]
+    assert main(["sweep", "toy.toml", "other.toml", *words]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [e.point for e in trials("s")] == [{"preset": "toy.toml"}, {"preset": "other.toml"}]
+    best = max(trials("s"), key=lambda e: (e.records[2]["score"], -e.number))
+    for trial in trials("s"):
+        alone = read_preset(trial.point["preset"])
+        alone = dataclasses.replace(alone, federation=dataclasses.replace(alone.federation, rounds=2))
+        run(alone, Path(f"alone-{trial.number}"), str.strip)
+        state = "checkpoint/state-000002.safetensors"
+        inside = Path(f"s/trials/{trial.number:04d}/seed-{alone.seed}") / state
+        assert (Path(f"alone-{trial.number}") / state).read_bytes() == inside.read_bytes()
+    assert shown["chosen"] == best.number
+    (final,) = Path("s/final").iterdir()
+    assert (
+        json.loads((final / "config.json").read_text())["method"]["name"]
+        == read_preset(best.point["preset"]).method.name
+    )
+    chosen = read_preset("s/report/best.toml")
+    assert chosen.method == read_preset(best.point["preset"]).method
+    before = Path("s/ledger.jsonl").read_text()
+    assert main(["sweep", "--resume", "s"]) == 0
+    assert Path("s/ledger.jsonl").read_text().startswith(before)
+    assert len(trials("s")) == 2
+
+
+@pytest.mark.slow
 def test_the_number_of_slots_changes_no_score(preset, one_ray):
     preset()
     for slots in ("1", "2"):

@@ -26,6 +26,8 @@ FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "class_embeddings.", "
     "seed",
          "output")  # fmt: skip
 """Options, or how they begin, that a sweep cannot vary: data and class-name vectors are made once, before it starts."""
+PRESET = "preset"
+"""Searched name of the presets, where a sweep is over several."""
 SYNTAX = "low:high, log:low:high, tail:low:high, int:low:high, or values with commas; :n at the end gives n grid points"
 
 

@@ -39,6 +39,7 @@ from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.backup import backup_of, set_aside
 from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.search_space import PRESET, Value
 from anchorfl.tuning.search.searchers import HyperParams
 from anchorfl.tuning.search.tune_adapter import ERROR
 
@@ -52,8 +53,8 @@ _ACTOR_POOLS: dict[str, ActorPool] = {}
 class TrialContext:
     """All that the trials of a sweep share."""
 
-    run_specs: Mapping[int, RunSpec]
-    """Seed -> data and class-name vectors, made before the sweep."""
+    run_specs: Mapping[str, Mapping[int, RunSpec]]
+    """Preset -> seed -> data and class-name vectors, made before the sweep."""
     names: Mapping[str, str]
     """Searched name -> option."""
     folder: str
@@ -64,6 +65,11 @@ class TrialContext:
     """Key in a round's record: ``validation/f1_macro``, for example."""
     slots: int
     """Client actors of a trial."""
+
+    def of(self, point: Mapping[str, Value]) -> Mapping[int, RunSpec]:
+        """Return seed -> data and class-name vectors of a point's preset."""
+        first = next(iter(self.run_specs))
+        return self.run_specs[str(point.get(PRESET, first))]
 
 
 def bundles(experiment: Experiment, options: SweepOptions) -> list[dict[str, float]]:
@@ -83,8 +89,8 @@ def _gpu(share: float) -> dict[str, float]:
 
 
 def point_experiment(experiment: Experiment, names: Mapping[str, str], point: HyperParams, seed: int) -> Experiment:
-    """Return the experiment of a point. InputError where the options refuse it."""
-    experiment = with_options(experiment, {names[name]: value for name, value in point.items()})
+    """Return the experiment of a point; ``experiment``: of its preset. InputError where the options refuse it."""
+    experiment = with_options(experiment, {names[name]: value for name, value in point.items() if name != PRESET})
     return replace(experiment, seed=seed, output="", tracking=replace(experiment.tracking, uri="none", run_name=""))
 
 
@@ -130,7 +136,7 @@ def _train_trial(config: dict[str, Any], context: TrialContext) -> None:
     began, folder = time.perf_counter(), Path(context.folder) / f"{config['number']:04d}"
     with ExitStack() as stack:
         loops = {}
-        for seed, run_spec in context.run_specs.items():
+        for seed, run_spec in context.of(config["point"]).items():
             run_folder = folder / f"seed-{seed}"
             experiment = point_experiment(run_spec.experiment, context.names, config["point"], seed)
             backup = backup_of(experiment.cluster.backup, Path(context.folder).parent, run_folder)
@@ -153,7 +159,7 @@ def _train_trial(config: dict[str, Any], context: TrialContext) -> None:
 def _train_final(config: dict[str, Any], context: TrialContext) -> None:
     job, began = config["job"], time.perf_counter()
     seed, folder, sweep = job["seed"], Path(context.folder) / job["name"], Path(context.folder).parent
-    run_spec = context.run_specs[seed]
+    run_spec = context.of(job["point"])[seed]
     experiment = final_experiment(run_spec.experiment, context.names, job["point"], seed)
     experiment = replace(
         experiment,

@@ -10,7 +10,7 @@ from typing import Any
 
 from anchorfl.pipeline.config.schema import from_tree, to_toml
 from anchorfl.tuning.search.results import Sweep, seeds_text
-from anchorfl.tuning.search.search_space import Value
+from anchorfl.tuning.search.search_space import PRESET, Value
 
 
 def best_preset(sweep: Sweep, text: str) -> str:
@@ -21,6 +21,8 @@ def best_preset(sweep: Sweep, text: str) -> str:
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     chosen = tomllib.loads(text)
     for name, value in trial.point.items():
+        if name == PRESET:
+            continue  # the text is of the chosen one
         section, _, key = (name if "." in name else f"method.{name}").rpartition(".")
         lines = _put(lines, section, key, value)
         chosen.setdefault(section, {})[key] = value
@@ -28,7 +30,8 @@ def best_preset(sweep: Sweep, text: str) -> str:
         lines = to_toml(from_tree(chosen)).splitlines()
     score = 100 * statistics.fmean(trial.scores(sweep.rule))
     head = [
-        f"# {sweep.preset} with the point that {sweep.name} chose: trial {trial.number} of {len(sweep.trials)}.",
+        f"# {trial.point.get(PRESET, sweep.preset)} with the point that {sweep.name} chose:"
+        f" trial {trial.number} of {len(sweep.trials)}.",
         f"# Validation {sweep.metric} {score:.2f} ({sweep.rule}, round {trial.rounds},"
         f" {seeds_text(sorted(trial.curves))}).",
     ]

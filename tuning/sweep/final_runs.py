@@ -63,7 +63,7 @@ def run_final_runs(
     KeyboardInterrupt where Ctrl-C ended it early; InputError where one has a result on data that are prepared otherwise
     now.
     """
-    folder, backup = Path(context.folder), next(iter(context.run_specs.values())).experiment.cluster.backup
+    folder, backup = Path(context.folder), context.of({})[seeds[0]].experiment.cluster.backup
     jobs: list[dict[str, Any]] = [
         {"name": f"{word}-seed-{seed}", "seed": seed, "point": dict(point), "register": ""}
         for word, point in points.items()
@@ -75,7 +75,7 @@ def run_final_runs(
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
         bring(backup, folder.parent, folder / job["name"], records.log)
         if has_result(folder / job["name"], wanted[job["name"]]):
-            check_same_data(run_info(context.run_specs[job["seed"]], folder).tags, folder / job["name"])
+            check_same_data(run_info(context.of(job["point"])[job["seed"]], folder).tags, folder / job["name"])
             if job["register"]:  # named by a resumption first
                 note_register(folder / job["name"], job["register"])
         records.add(folder / job["name"])
@@ -96,7 +96,7 @@ def run_final_runs(
 
 def final_run_digest(context: TrialContext, point: Mapping[str, Value], seed: int) -> str:
     """Return the digest of a final run's options."""
-    return digest(final_experiment(context.run_specs[seed].experiment, context.names, dict(point), seed))
+    return digest(final_experiment(context.of(point)[seed].experiment, context.names, dict(point), seed))
 
 
 def has_result(folder: Path, wanted: str) -> bool:

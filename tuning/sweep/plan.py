@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -20,6 +20,7 @@ from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_metric, resolve_rounds
 from anchorfl.tuning.search.search_space import (
+    PRESET,
     Choice,
     Dimension,
     MethodSpace,
@@ -32,6 +33,8 @@ from anchorfl.tuning.search.search_space import (
 )
 
 PLAN_FILE = "sweep.json"
+SHARED = "task.", "evaluation.", "cluster.", "tracking.", "federation.rounds"
+"""Options, or how they begin, that all presets of a sweep have in common."""
 
 
 class SavedPlan(TypedDict):
@@ -43,6 +46,8 @@ class SavedPlan(TypedDict):
     space: dict[str, dict[str, Any]]
     """Searched name -> the fields of its dimension, and ``kind``: Choice or Range."""
     experiment: dict[str, Any]
+    others: NotRequired[dict[str, dict[str, Any]]]
+    """Further presets: name -> ``experiment`` and ``seal``, as here."""
     text: str
     seal: NotRequired[str]
     """Seal of the places that the experiment names (``pipeline/storage/places.py``)."""
@@ -53,15 +58,17 @@ class SweepPlan:
     """A sweep before its first trial."""
 
     preset: str
-    """Name or path of the preset; data and method where these are not a preset's."""
+    """Name or path of the first preset; data and method where these are not a preset's."""
     experiment: Experiment
-    """The preset with its overrides."""
+    """The first preset with its overrides."""
     space: Space
     """Searched name -> dimension."""
     options: SweepOptions
     """Options as given, the metric by its name."""
     text: str
-    """The preset as TOML, overrides included."""
+    """The first preset as TOML, overrides included."""
+    others: Mapping[str, Experiment] = field(default_factory=dict)
+    """Further presets with the overrides, on the same data: their names are a dimension of the space."""
 
     def __post_init__(self) -> None:
         if self.experiment.task.validation == 0:
@@ -73,18 +80,42 @@ class SweepPlan:
         except ValueError as error:
             raise InputError(str(error)) from error
         object.__setattr__(self, "options", replace(self.options, metric=metric))
+        for name, other in self.others.items():
+            _check_alike(self.preset, self.experiment, name, other)
         _ = self.rounds, self.names  # say here what does not fit
 
     @property
+    def experiments(self) -> dict[str, Experiment]:
+        """Preset -> experiment, the first one first."""
+        return {self.preset: self.experiment, **self.others}
+
+    def experiment_of(self, point: Mapping[str, Value]) -> Experiment:
+        """Return the experiment of a point's preset."""
+        return self.experiments[str(point.get(PRESET, self.preset))]
+
+    def text_of(self, point: Mapping[str, Value]) -> str:
+        """Return a point's preset as TOML."""
+        name = str(point.get(PRESET, self.preset))
+        return self.text if name == self.preset else preset_text(name, self.others[name], overridden=True)
+
+    @property
     def names(self) -> dict[str, str]:
-        """Searched name -> option."""
-        return {name: resolve(self.experiment, name) for name in self.space}
+        """Searched name -> option; presets, which are no option, have their own name."""
+        first, *others = (
+            {name: resolve(experiment, name) for name in self.space if name != PRESET}
+            for experiment in self.experiments.values()
+        )
+        if any(other != first for other in others):
+            raise InputError("--space: names an option that means another one in one of the presets; write it in full")
+        return first | ({PRESET: PRESET} if PRESET in self.space else {})
 
     @property
     def preset_point(self) -> dict[str, Value]:
         """The preset's own point: searched name -> value."""
         known = options_of(self.experiment)
-        return {name: none_as_text(known[option]) for name, option in self.names.items()}
+        return {
+            name: self.preset if name == PRESET else none_as_text(known[option]) for name, option in self.names.items()
+        }
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -100,8 +131,8 @@ class SweepPlan:
     @property
     def rounds(self) -> TrialRounds:
         """Lengths of a trial. InputError where they do not fit each other."""
-        declared = declared_space(type(self.experiment.method))
-        warm_up = declared.warm_up if declared else MethodSpace({}).warm_up
+        declared = [declared_space(type(experiment.method)) for experiment in self.experiments.values()]
+        warm_up = max((space or MethodSpace({})).warm_up for space in declared)
         try:
             return resolve_rounds(self.options, self.experiment.federation.rounds, warm_up)
         except ValueError as error:
@@ -115,9 +146,14 @@ class SweepPlan:
             "space": {n: {"kind": type(d).__name__, **asdict(d)} for n, d in self.space.items()},
             "experiment": redacted_tree(self.experiment),
             "seal": seal_of(self.experiment),
+            **({"others": {n: _sealed(e) for n, e in self.others.items()}} if self.others else {}),
             "text": self.text,
         }
         write_atomically(folder / PLAN_FILE, json.dumps(content, indent=1).encode())
+
+
+def _sealed(experiment: Experiment) -> dict[str, Any]:
+    return {"experiment": redacted_tree(experiment), "seal": seal_of(experiment)}
 
 
 def resumed_plan(folder: Path, changes: Mapping[str, Any], places: Mapping[str, str], copy: str = "") -> SweepPlan:
@@ -127,8 +163,13 @@ def resumed_plan(folder: Path, changes: Mapping[str, Any], places: Mapping[str, 
     has not named.
     """
     plan, path = load_plan(folder, changes, places), folder / PLAN_FILE
-    seal = str(read_json(path).get("seal", ""))
-    return replace(plan, experiment=with_own_places(plan.experiment, seal, path, places, copy))
+    saved = read_json(path)
+
+    def own(experiment: Experiment, seal: object) -> Experiment:
+        return with_own_places(experiment, str(seal), path, places, copy)
+
+    others = {name: own(e, saved["others"][name].get("seal", "")) for name, e in plan.others.items()}
+    return replace(plan, experiment=own(plan.experiment, saved.get("seal", "")), others=others)
 
 
 def load_plan(folder: Path, changes: Mapping[str, Any], typed: Mapping[str, str] | None = None) -> SweepPlan:
@@ -150,13 +191,31 @@ def load_plan(folder: Path, changes: Mapping[str, Any], typed: Mapping[str, str]
     for name in fixed & set(changes):
         if changes[name] != (was := getattr(old, name)):
             raise InputError(f"--{name} {changes[name]}: the sweep was started with {was}, which a resumed one keeps")
-    check_own_code(content["experiment"], str(content.get("seal", "")), folder / PLAN_FILE, typed or {})
+    others = {} if (found := content.get("others")) is None else found
+    for entry in ({"experiment": content["experiment"], "seal": content.get("seal", "")}, *others.values()):
+        tree, seal = entry.get("experiment"), str(entry.get("seal", ""))
+        if not isinstance(tree, dict):
+            raise InputError(f"{folder / PLAN_FILE} is damaged (others); restore it from a copy")
+        check_own_code(tree, seal, folder / PLAN_FILE, typed or {})
     try:
         options = replace(old, **changes)
         space = {name: _dimension(dict(entry)) for name, entry in content["space"].items()}
-        return SweepPlan(content["preset"], from_tree(content["experiment"]), space, options, content["text"])
+        more = {name: from_tree(entry["experiment"]) for name, entry in others.items()}
+        return SweepPlan(content["preset"], from_tree(content["experiment"]), space, options, content["text"], more)
     except ValueError as error:  # an InputError too: these say which option, and not where it stands
         raise InputError(f"{folder / PLAN_FILE}: {error}") from error
+
+
+def _check_alike(first: str, experiment: Experiment, name: str, other: Experiment) -> None:
+    """Raise InputError where two presets cannot stand in one sweep, whose trials have the same data and rounds."""
+    sides = [options_of(experiment), options_of(other)]
+    for option in sorted(sides[0].keys() & sides[1].keys()):
+        mine, its = (side[option] for side in sides)
+        if mine != its and (option.startswith(SHARED) or option == "seed"):
+            raise InputError(
+                f"{first} has {option} = {mine!r} and {name} {its!r}: presets of one sweep have the same data, rounds"
+                f" and scores; give --{option} VALUE"
+            )
 
 
 def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:

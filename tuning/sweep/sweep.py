@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -57,14 +57,27 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = terminal.say) -> Sweep:
         command = f"{RESUME} {shlex.quote(str(folder))}"
         stack.enter_context(ray_watch.if_ray_dies(command, folder / PLAN_FILE))
         stack.enter_context(ray_cluster.session(plan.experiment.cluster))
-        at_once = max_concurrent_trials(bundles(plan.experiment, plan.options), plan.options.concurrent)
+        at_once = max_concurrent_trials(_shares(plan), plan.options.concurrent)
         _check_folder(plan, folder)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
-        everywhere = {s: make_run_spec(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh_seeds)}
+        every = (*plan.seeds, *plan.fresh_seeds)
+        everywhere = {
+            name: {seed: make_run_spec(replace(experiment, seed=seed), log) for seed in every}
+            for name, experiment in plan.experiments.items()
+        }
         started = _SweepRun(plan, folder, everywhere, at_once, sweep_backup, log)
         started.records().check()
         plan.save(folder)
         return started.go()
+
+
+def _shares(plan: SweepPlan) -> list[dict[str, float]]:
+    """Return the resources of a trial. InputError where those of the presets differ."""
+    first, *others = ((name, bundles(e, plan.options)) for name, e in plan.experiments.items())
+    for name, shares in others:
+        if shares != first[1]:
+            raise InputError(f"trials of {first[0]} need {first[1]}, and those of {name} {shares}: sweep them apart")
+    return first[1]
 
 
 def _check_folder(plan: SweepPlan, folder: Path) -> None:
@@ -84,8 +97,8 @@ class _SweepRun:
     plan: SweepPlan
     folder: Path
     """The sweep's folder, absolute."""
-    run_specs: Mapping[int, RunSpec]
-    """Seed -> data and class-name vectors, of the trials and the final runs."""
+    run_specs: Mapping[str, Mapping[int, RunSpec]]
+    """Preset -> seed -> data and class-name vectors, of the trials and the final runs."""
     at_once: int
     """Trials at a time."""
     sweep_backup: SweepBackup
@@ -125,11 +138,9 @@ class _SweepRun:
         return view
 
     def _search(self, study: Study, budget: Budget) -> None:
-        options, experiment = self.plan.options, self.plan.experiment
         if not study.done and not budget.stop_all():
-            run_specs = {seed: self.run_specs[seed] for seed in self.plan.seeds}
-            context = self._trial_context(run_specs, self.folder / "trials")
-            search(study, train_trial, context, bundles(experiment, options), self.at_once, budget)
+            context = self._trial_context(self.plan.seeds, self.folder / "trials")
+            search(study, train_trial, context, _shares(self.plan), self.at_once, budget)
         if study.exhausted and self.refused:
             count, wanted = len(study.trials), self.plan.options.trials
             self.log(
@@ -152,23 +163,23 @@ class _SweepRun:
             self.log(
                 f"trial {view.best.number} is chosen: {count} run{'s' if count > 1 else ''} in full on fresh seeds"
             )
-            run_specs = {seed: self.run_specs[seed] for seed in plan.fresh_seeds}
-            context = self._trial_context(run_specs, self.folder / "final")
-            shares, register = bundles(plan.experiment, plan.options), plan.options.register
+            context = self._trial_context(plan.fresh_seeds, self.folder / "final")
+            shares, register = _shares(plan), plan.options.register
             notes = run_final_runs(points, plan.fresh_seeds, context, shares, self.at_once, records, register)
             view = read_sweep(plan, self.folder)
         for path in (
             self.folder / "sweep.json",
             self.folder / LEDGER,
-            *write_report(view, self.folder / "report", plan.text),
+            *write_report(view, self.folder / "report", plan.text_of(view.best.point if view.best else {})),
         ):
             records.artifact(path)
         for note in notes:
             self.log(note)
         return view
 
-    def _trial_context(self, run_specs: Mapping[int, RunSpec], folder: Path) -> TrialContext:
+    def _trial_context(self, seeds: Sequence[int], folder: Path) -> TrialContext:
         plan = self.plan
+        run_specs = {name: {seed: of[seed] for seed in seeds} for name, of in self.run_specs.items()}
         metric = f"validation/{plan.options.metric}"
         return TrialContext(run_specs, plan.names, str(folder), plan.rounds.whole, metric, plan.options.slots)
 
@@ -192,7 +203,8 @@ class _SweepRun:
         return True
 
     def _experiment_of(self, point: Mapping[str, object]) -> Experiment:
-        return point_experiment(self.plan.experiment, self.plan.names, dict(point), self.plan.experiment.seed)  # type: ignore[arg-type]
+        experiment = self.plan.experiment_of(point)  # type: ignore[arg-type]  # an observer knows no values
+        return point_experiment(experiment, self.plan.names, dict(point), experiment.seed)  # type: ignore[arg-type]
 
     def records(self) -> SweepRecords:
         """Return the records of the sweep and its trials, not begun."""
@@ -200,16 +212,16 @@ class _SweepRun:
         params = {
             **{f"sweep.{k}": v for k, v in asdict(options).items()},
             **{f"space.{n}": describe(d) for n, d in plan.space.items()},
-            "preset": plan.preset, "seeds": ",".join(map(str, plan.seeds)), "sweep.rounds": plan.rounds.whole,
-            "sweep.grace": plan.rounds.grace,
+            "preset": ",".join(plan.experiments), "seeds": ",".join(map(str, plan.seeds)),
+            "sweep.rounds": plan.rounds.whole, "sweep.grace": plan.rounds.grace,
         }  # fmt: skip
-        run_specs = {seed: self.run_specs[seed] for seed in plan.seeds}
+        run_specs = {seed: self.run_specs[plan.preset][seed] for seed in plan.seeds}
         metric = f"validation/{options.metric}"
         return SweepRecords(self.folder, plan.experiment, run_specs, self._experiment_of, params, metric, self.log)
 
     def _budget(self, study: Study, seconds: object) -> Budget:
         options = self.plan.options
-        shares = bundles(self.plan.experiment, options)
+        shares = _shares(self.plan)
         price = sum(b.get("CPU", 0) * options.cpu_price + b.get("GPU", 0) * options.gpu_price for b in shares)
 
         def spent() -> tuple[float, float]:
@@ -224,7 +236,8 @@ def read_sweep(plan: SweepPlan, folder: Path) -> Sweep:
     ledger = Ledger(folder / LEDGER)
     options = plan.options
     view = Sweep(
-        name=folder.name, preset=plan.preset, task=plan.experiment.task.name, method=plan.experiment.method.name,
+        name=folder.name, preset=", ".join(plan.experiments), task=plan.experiment.task.name,
+        method=", ".join(dict.fromkeys(experiment.method.name for experiment in plan.experiments.values())),
         space=plan.space, searcher=options.searcher, scheduler=options.scheduler, metric=options.metric,
         rule=options.rule, seeds=plan.seeds, rounds=plan.rounds.whole,
         trials=tuple(as_trial(trial) for trial in read_trials(ledger.events)),
@@ -243,7 +256,8 @@ def read_sweep(plan: SweepPlan, folder: Path) -> Sweep:
 
 def _digests(plan: SweepPlan, point: Mapping[str, Value]) -> dict[int, str]:
     """Return the digests of a point's final runs: seed -> digest."""
-    return {s: digest(final_experiment(plan.experiment, plan.names, dict(point), s)) for s in plan.fresh_seeds}
+    experiment = plan.experiment_of(point)
+    return {s: digest(final_experiment(experiment, plan.names, dict(point), s)) for s in plan.fresh_seeds}
 
 
 def wall_seconds(events: list[Event]) -> float:

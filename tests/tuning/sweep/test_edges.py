@@ -41,7 +41,7 @@ def test_a_folder_of_another_point_is_moved_aside(experiment, tmp_path, monkeypa
         reported = []
         monkeypatch.setattr(trials.tune, "report", lambda metrics: reported.append(metrics["score"]))
         context = trials.TrialContext(
-            {1: run_spec}, {"lr": "optimizer.lr"}, str(tmp_path / "trials"), 2, "validation/f1_macro", 1
+            {"p": {1: run_spec}}, {"lr": "optimizer.lr"}, str(tmp_path / "trials"), 2, "validation/f1_macro", 1
         )
         trials._train_trial({"number": number, "point": {"lr": rate}, "after": after, "seconds": 0.0}, context)
         return reported
@@ -91,7 +91,7 @@ def test_a_name_for_the_registry_that_comes_late(experiment, tmp_path):
     e = experiment()
     run_spec, added = make_run_spec(e, quiet), []
     context = trials.TrialContext(
-        {5: run_spec}, {"lr": "optimizer.lr"}, str(tmp_path / "final"), 3, "validation/f1_macro", 1
+        {"p": {5: run_spec}}, {"lr": "optimizer.lr"}, str(tmp_path / "final"), 3, "validation/f1_macro", 1
     )
     folder = tmp_path / "final/trial-0000-seed-5"
     finished(folder, digest(trials.final_experiment(e, context.names, {"lr": 0.01}, 5)))

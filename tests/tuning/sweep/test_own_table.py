@@ -49,6 +49,16 @@ def test_a_preset_of_other_data_does_not_name_the_sweep(sales, started):
     assert (plan.experiment.task.variant, plan.experiment.seed) == ("", 0)
 
 
+def test_several_presets_on_a_table(sales, started, capsys):
+    """Each once, by their names as typed; what is said of the table is said once."""
+    assert main(["sweep", "digits/fedavg", "r8-8/fedpu", *TABLE, "--federation.rounds", "4"]) == 0
+    plan, folder = started[0]
+    assert list(plan.experiments) == ["digits/fedavg", "r8-8/fedpu"]
+    assert (plan.options.searcher, plan.options.trials, list(plan.space)) == ("grid", 2, ["preset"])
+    assert folder == Path("runs/sweep-table-sales-presets-1")
+    assert capsys.readouterr().out.count("inputs guessed") == 1
+
+
 @pytest.mark.parametrize("words", [["table", *TABLE], ["table", "fedalign", "--data", "r8-8", *TABLE]])
 def test_a_papers_table_says_how_to_compare_methods_on_ones_own(sales, words, capsys):
     assert main(words) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -13,6 +14,7 @@ from anchorfl.tuning.cli import main
 from anchorfl.tuning.commands import _split
 from anchorfl.tuning.search.options import SweepOptions, resolve_rounds
 from anchorfl.tuning.search.search_space import Choice, Range
+from anchorfl.tuning.search.trial import point_experiment
 from anchorfl.tuning.sweep.plan import SweepPlan, load_plan, new_sweep_folder, preset_text
 from anchorfl.tuning.sweep.sweep import _notes
 
@@ -32,6 +34,35 @@ def test_a_plan_comes_back(tmp_path):
     )
     with pytest.raises(InputError, match=r"--seeds 2: the sweep was started with 3, which a resumed one keeps"):
         load_plan(tmp_path, {"seeds": 2})
+
+
+def test_several_presets_are_a_dimension(tmp_path):
+    """What a point trains, writes down and is resumed from is of its own preset."""
+    names = ("suite-digits-masks-2/fedavg", "suite-digits-masks-2/fedpu")
+    e, other = map(read_preset, names)
+    space = {"preset": Choice(names), "optimizer.lr": Choice((0.001, 0.01))}
+    made = SweepPlan(names[0], e, space, SweepOptions(searcher="grid", trials=4), "text", {names[1]: other})
+    made.save(tmp_path)
+    assert load_plan(tmp_path, {}) == made
+    assert made.preset_point == {"preset": names[0], "optimizer.lr": e.optimizer.lr}
+    point = {"preset": names[1], "optimizer.lr": 0.01}
+    assert (made.experiment_of(point), made.text_of({"preset": names[0]})) == (other, "text")
+    (tmp_path / "its.toml").write_text(made.text_of(point))
+    assert read_preset(str(tmp_path / "its.toml")) == other
+    trained = point_experiment(made.experiment_of(point), made.names, point, 7)
+    assert (trained.method, trained.optimizer.lr, trained.seed) == (other.method, 0.01, 7)
+    assert made.rounds.grace == 2, "the longest warm-up"
+
+
+def test_a_plan_whose_further_presets_are_damaged_is_one_line(tmp_path):
+    names = ("suite-digits-masks-2/fedavg", "suite-digits-masks-2/fedpu")
+    e, other = map(read_preset, names)
+    SweepPlan(names[0], e, {"preset": Choice(names)}, SweepOptions(), "text", {names[1]: other}).save(tmp_path)
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    for bad in ({"experiment": 3}, {}, {"experiment": {"method": {"name": "nobody"}}}):
+        (tmp_path / "sweep.json").write_text(json.dumps(content | {"others": {names[1]: bad}}))
+        with pytest.raises(InputError, match=r"sweep\.json"):
+            load_plan(tmp_path, {})
 
 
 def test_seeds_follow_each_other():
@@ -81,12 +112,14 @@ def test_arguments_are_told_apart():
         ["digits/fedalign", "--space", "q1=95:99", "alpha=1,2", "--trials", "5", "--method.q2", "40", "--seed", "3",
          "--reference", "True", "--final-seeds", "x"][:-2]
     )  # fmt: skip
-    assert own.preset == "digits/fedalign"
+    assert own.presets == ["digits/fedalign"]
     assert own.space == ["q1=95:99", "alpha=1,2"]
     assert options == {"trials": 5, "reference": True}
     assert overrides == ["--method.q2", "40", "--seed", "3"]
     own, options, overrides = _split(["--resume", "s", "--cost", "0", "--hours", "2"])
-    assert (str(own.resume), own.preset, options, overrides) == ("s", "", {"cost": 0.0, "hours": 2.0}, [])
+    assert (str(own.resume), own.presets, options, overrides) == ("s", [], {"cost": 0.0, "hours": 2.0}, [])
+    own, options, overrides = _split(["a", "b/c", "--seeds", "1", "--seed", "4"])
+    assert (own.presets, options, overrides) == (["a", "b/c"], {"seeds": 1}, ["--seed", "4"])
 
 
 def test_folders(tmp_path, monkeypatch):
@@ -115,6 +148,9 @@ def test_folders(tmp_path, monkeypatch):
         (["--resume", "nowhere"], "nowhere holds no sweep"),
         (["digits/fedalign", "--resume", "nowhere"], "--resume takes the preset"),
         (["digits/fedalign", "--task.validation", "0"], "set task.validation above 0"),
+        (["digits/fedavg", "digits/fedalign", "digits/fedavg"], "a preset is named twice"),
+        (["digits/fedavg", "r8-8/fedavg"], "has federation.rounds = 30 and r8-8/fedavg 50"),
+        (["suite-digits-masks-2/fedavg", "suite-digits-masks-2/fedpu", "--space", "lambda_=1,2"], "no such option"),
     ],
 )
 def test_bad_calls_are_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):

@@ -56,7 +56,7 @@ def test_a_sweep_does_not_go_on_with_data_that_are_prepared_otherwise(run_spec, 
 
 
 def test_final_runs_on_data_that_are_prepared_otherwise_do_not_count(run_spec, tmp_path):
-    context = TrialContext({5: run_spec}, RATE, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
+    context = TrialContext({"p": {5: run_spec}}, RATE, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
     folder = tmp_path / "final/trial-0000-seed-5"
     finished(folder, digest(final_experiment(run_spec.experiment, RATE, {"lr": 0.01}, 5)))
     about = {"id": "i", "name": "n", "experiment": "e", "created": 1.0, "status": "FINISHED", "folder": "f"}

@@ -1,0 +1,232 @@
+"""anchorfl recommend: shapes by hand, the nearest settings, the list and its commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anchorfl.pipeline.config.presets import preset_names, read_preset, shipped
+from anchorfl.pipeline.run.assemble import from_words
+from anchorfl.pipeline.run.prepare import prepare_data
+from anchorfl.tasks.contract import Objective
+from anchorfl.tuning import commands
+from anchorfl.tuning.cli import main
+from anchorfl.tuning.tables.recommend import (
+    ADDS,
+    NEAREST,
+    SHAPES,
+    Setting,
+    Shape,
+    candidates,
+    nearest_settings,
+    read_settings,
+    shape_of,
+    shape_of_experiment,
+    shapes_of,
+    shapes_text,
+)  # fmt: skip
+from tests.processes import ROOT
+from tests.runs import quiet
+
+TABLE = ["--task.label_columns", "kind", "--task.clients", "6"]
+
+
+@pytest.fixture
+def flowers(tmp_path, monkeypatch):
+    """Write a single-label table and stand in its folder."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    kind_N = np.arange(240) % 4
+    lines = [f"{k + rng.normal():.3f},{-k + rng.normal():.3f},{'abcd'[k]}" for k in kind_N]
+    Path("flowers.csv").write_text("\n".join(["size,height,kind", *lines]) + "\n")
+    return ["flowers.csv", *TABLE]
+
+
+@pytest.fixture
+def tags(tmp_path, monkeypatch):
+    """Write a multi-label table and stand in its folder."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    tags_NC = rng.random((240, 5)) < 0.4
+    lines = [f"{rng.normal():.3f}," + ",".join(str(int(t)) for t in row) for row in tags_NC]
+    Path("tags.csv").write_text("\n".join(["size,a,b,c,d,e", *lines]) + "\n")
+    return ["tags.csv", "--task.label_columns", "a,b,c,d,e", "--task.clients", "6"]
+
+
+def data_of(words):
+    e = from_words("", ["--task.file", *words, "--method.name", "fedavg"], "anchorfl run", quiet).experiment
+    return prepare_data(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="serial")), quiet)
+
+
+@pytest.mark.parametrize("partition", ["k_classes", "dirichlet"])
+def test_a_shape_is_that_of_the_rows(flowers, partition):
+    """From the rows themselves, which the command never opens."""
+    words = [*flowers, "--task.partition", partition]
+    words += ["--task.classes_per_client", "2"] if partition == "k_classes" else ["--task.beta", "0.3"]
+    data = data_of(words)
+    shape = shape_of(data.manifest)
+    labeled, rows, known, skew = 0, 0, [], []
+    for client, classes in enumerate(data.manifest.classes):
+        seen = data.client(client, Objective("single"))
+        count_C = (seen.y_NC.numpy() * (seen.weight_NC.numpy() > 0)).sum(0)[list(classes)]
+        labeled, rows = labeled + count_C.sum(), rows + len(seen)
+        known.append(len(classes) / 4)
+        share = count_C[count_C > 0] / max(1, count_C.sum())
+        skew.append(1 - np.exp(-(share * np.log(share)).sum()) / len(classes) if len(share) else 0)
+    assert (shape.labels, shape.clients, shape.classes) == ("single", 6, 4)
+    assert shape.known == pytest.approx(np.mean(known))
+    assert shape.labeled == pytest.approx(labeled / rows)
+    assert shape.skew == pytest.approx(np.mean(skew))
+    assert shape.rows == pytest.approx(rows / 6)
+    assert shape.uncovered == 4 - len(set().union(*data.manifest.classes))
+
+
+def test_a_class_that_nobody_identifies_is_counted(flowers):
+    words = [*flowers, "--task.partition", "k_classes", "--task.cover", "any"]
+    words += ["--task.client_classes", '[["a"],["b"],["a","b"],["a"],["b"],["c"]]', "--task.classes_per_client", "2"]
+    shape = shape_of(data_of(words).manifest)
+    assert shape.uncovered == 1
+    assert "4 classes, 1 of them identified by nobody" in shape.text
+
+
+def test_multi_label_shapes(tags):
+    shape = shape_of(data_of(tags).manifest)
+    assert (shape.labels, shape.labeled) == ("multi", shape.known)
+    assert "multi-label, 6 clients, 5 classes" in shape.text
+    assert "known class" not in shape.text
+
+
+SHAPE = Shape(labels="single", clients=8, classes=10, known=0.3, labeled=0.3, skew=0.1, rows=100.0, uncovered=0)
+
+
+def test_distances():
+    assert SHAPE.distance(SHAPE) == 0
+    for changed, distance in [
+        ({"known": 0.5}, 0.2),
+        ({"labeled": 1.0}, 0.7),
+        ({"skew": 0.0}, 0.1),
+        ({"rows": 10_000.0}, 0.5),
+        ({"classes": 1000}, 0.5),
+        ({"uncovered": 2}, 0.5),
+        ({"clients": 900}, 0.0),
+    ]:
+        other = dataclasses.replace(SHAPE, **changed)
+        assert SHAPE.distance(other) == pytest.approx(distance) == other.distance(SHAPE)
+
+
+def test_the_nearest_are_of_the_same_kind_and_not_far_behind_the_first():
+    def setting(name, **changed):
+        return Setting(name, name, dataclasses.replace(SHAPE, **changed), {})
+
+    every = [setting("far", known=0.95), setting("b", known=0.4), setting("a"), setting("multi", labels="multi")]
+    assert [s.name for s in nearest_settings(SHAPE, every)] == ["a", "b"]
+    more = [setting(str(i), known=0.3 + i / 100) for i in range(6, 0, -1)]
+    assert [s.name for s in nearest_settings(SHAPE, more)] == ["1", "2", "3"]
+    assert len(nearest_settings(SHAPE, more)) == NEAREST
+
+
+def test_candidates_are_ranked_by_their_mean_rank():
+    settings = read_settings()
+    near = nearest_settings(settings[0].shape, settings)
+    found = candidates(near)
+    for candidate in found:
+        ranks = []
+        for setting in near:
+            means = sorted((float(figure.mean) for figure in setting.scores.values()), reverse=True)
+            ranks.append(1 + means.index(float(setting.scores[candidate.row].mean)))
+        assert candidate.mean_rank == pytest.approx(np.mean(ranks))
+        assert read_preset(candidate.preset).method.name == candidate.row
+    assert [c.mean_rank for c in found] == sorted(c.mean_rank for c in found)
+
+
+def test_the_file_has_every_setting():
+    """``python -m benchmarks.suite_shapes`` writes it."""
+    text = SHAPES.read_text(encoding="utf-8")
+    assert shapes_text(shapes_of(text)) == text
+    assert list(shapes_of(text)) == list(shipped().papers["suite"].data.values())
+    assert {s.federation for s in read_settings()} <= shapes_of(text).keys()
+
+
+@pytest.mark.parametrize("federation", ["suite-digits-masks-2", "suite-digits-skew-masks"])
+def test_the_file_is_what_the_data_give(federation):
+    shape = shape_of_experiment(read_preset(f"{federation}/anchor"))
+    kept = shapes_of(SHAPES.read_text(encoding="utf-8"))[federation]
+    for name, value in dataclasses.asdict(shape).items():
+        assert getattr(kept, name) == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value), name
+
+
+def test_what_a_method_adds_is_what_the_page_says():
+    page = (ROOT / "docs/methods/README.md").read_text()
+    for row, adds in ADDS.items():
+        (said,) = re.findall(rf"^\| \[`{row}`\]\(.*\|(.*)\|$", page, re.M)
+        assert said.strip() == ("" if row == "fedavg" else adds)
+    assert set(ADDS) == set(shipped().papers["suite"].rows)
+
+
+def test_the_command_trains_what_is_recommended(flowers, capsys):
+    """What it prints is what ``anchorfl run`` takes; the test split stays unseen."""
+    flowers += ["--task.partition", "k_classes", "--task.classes_per_client", "2"]
+    assert main(["recommend", *flowers, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["command"][:2] == ["anchorfl", "run"]
+    presets = found["command"][2:6]
+    assert presets == [method["preset"] for method in found["methods"]]
+    assert set(presets) <= set(preset_names())
+    assert found["table"]["known"] == pytest.approx(0.5)
+    assert [s["distance"] for s in found["settings"]] == sorted(s["distance"] for s in found["settings"])
+    assert main(["recommend", *flowers]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].startswith("single-label, 6 clients, 4 classes")
+    assert shlex.split(shown.splitlines()[-1]) == found["command"]
+    for method in found["methods"]:
+        assert all(text in shown for text in (method["shown"], method["reason"], *method["scores"]))
+    words = [*found["command"][2:3], *found["command"][6:], "--federation.rounds", "1", "--cluster.executor", "serial"]
+    assert main(["run", *words, "--tracking.uri", "none", "--output", "out"]) == 0
+    assert set(json.loads(Path("out/result.json").read_text())["scores"]) == {"validation"}
+
+
+def test_multi_label_tables_get_multi_label_settings(tags, capsys):
+    if not [s for s in read_settings() if s.shape.labels == "multi"]:
+        pytest.skip("no record of a multi-label setting is kept")
+    assert main(["recommend", *tags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {s["labels"] for s in found["settings"]} == {"multi"}
+
+
+def test_a_race_is_a_sweep_over_presets(flowers, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(commands, "sweep", lambda words: asked.append(words) or 0)
+    assert main(["recommend", *flowers, "--try", "3"]) == 0
+    assert "mean rank" in capsys.readouterr().out
+    plan, _ = commands._planned(*commands._split(asked[0]))
+    assert len(plan.experiments) == plan.options.trials == 3
+    assert (plan.options.searcher, plan.options.scheduler, plan.options.finals) == ("grid", "asha", 0)
+    assert plan.experiment.task.file == "flowers.csv"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.csv", *TABLE], "nowhere.csv"),
+        (["--seed", "3"], "recommend needs a table of your own: anchorfl recommend FILE --task.label_columns COLUMNS"),
+        (["flowers.csv", *TABLE, "--try", "1"], "--try 1: how many methods to train against each other, at least 2"),
+        (["flowers.csv", *TABLE, "--try", "all"], "--try"),
+        (["flowers.csv", *TABLE, "--tasks.clients", "3"], "no option --tasks.clients"),
+    ],
+)
+def test_bad_calls_are_one_line(flowers, capsys, words, message):
+    assert main(["recommend", *words]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in said
+    assert said.startswith("anchorfl: ")
+
+
+def test_help(capsys):
+    assert main(["recommend", "--help"]) == 0
+    assert "usage: anchorfl recommend FILE" in capsys.readouterr().out

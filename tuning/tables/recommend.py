@@ -1,0 +1,344 @@
+"""``anchorfl recommend``: which methods to try first on a table of the user's own, by the settings of the suite.
+
+What clients know is described by the cards that they send in any run (``Shape``): counts of classes, and no row. The
+settings of the suite that are nearest to it, of the same kind of labels, say which methods rank first there.
+``tuning/suite_shapes.csv`` has the settings' shapes (``python -m benchmarks.suite_shapes``), ``ours.csv`` the scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anchorfl.pipeline import terminal
+from anchorfl.pipeline.config.presets import shipped
+from anchorfl.pipeline.terminal import logged_apart, say
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.tables.ours import OurFigure, read_ours
+
+if TYPE_CHECKING:
+    from anchorfl.pipeline.config.experiment import Experiment
+    from anchorfl.tasks.ingest.manifest import Manifest
+
+SHAPES = Path(__file__).resolve().parents[1] / "suite_shapes.csv"
+SUITE = "suite"
+METRIC = "macro_f1"
+"""Name in ``published.csv`` of the score by which methods are ranked."""
+NEAREST = 3
+"""Settings that are asked, at most."""
+APART = 0.5
+"""Further away than the nearest one by so much, a setting is not asked."""
+FAR = 0.75
+"""Distance of the nearest setting from which on the list is a first guess."""
+SHOWN = 4
+"""Methods that are listed, and proposed for training."""
+ADDS: Mapping[str, str] = {
+    "anchor": "labels that a client cannot know are those that the sent model expects; balanced counts",
+    "fedalign": "anchors made of class names; pseudo-labels for classes that a client does not know",
+    "fedpu": 'unlabeled rows count as "none of my classes"',
+    "fedrs": "smaller logits for classes that a client lacks",
+    "fedprox": "a pull to the weights that were sent",
+    "moon": "a contrast with the client's last model",
+    "scaffold": "control variates against drift",
+    "feddyn": "a loss that the client's earlier rounds bend",
+    "fedavg": "nothing: the plain mean",
+    "fedrod": "a balanced head that is shared, and one of its own",
+    "fednh": "prototypes on a sphere as the classifier",
+    "fedetf": "a fixed simplex as the classifier",
+    "fedgela": "a fixed simplex that each client scales by its class shares",
+    "fedlgt": "classes are tokens of their names, which attend to a row and to each other",
+    "fedmlp": "class prototypes tag rows; the model that was sent teaches the rest",
+}
+"""Row of the suite -> what it adds to FedAvg, as docs/methods/README.md has it."""
+USAGE = """usage: anchorfl recommend FILE --task.label_columns COLUMNS [--section.option value ...] [--try N] [--json]
+Methods to try first on a table of your own: those that rank first on the settings of the suite that are most like it.
+Clients are compared by their counts of classes; nothing is trained without --try.
+  FILE     CSV or Parquet, as --task.file of anchorfl run
+  --try N  train the first N on the table, each stopped where it falls behind (anchorfl sweep), and choose by the
+           validation score of the last rounds; the test split stays unseen
+  --json   the same as an object on standard output; progress goes to standard error
+all options: anchorfl run --task.file FILE --help"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What the clients of a federation know, by their cards."""
+
+    labels: str
+    """``single`` or ``multi``."""
+    clients: int
+    classes: int
+    known: float
+    """Share of the classes that a client identifies, mean over clients."""
+    labeled: float
+    """Share of the clients' rows that have a known class; multi-label: ``known``, since no card says it."""
+    skew: float
+    """1 - exp(entropy) / number of the identified classes of a client, mean: 0 where it has as many rows of each."""
+    rows: float
+    """Rows of a client, mean."""
+    uncovered: int
+    """Classes that nobody identifies."""
+
+    def distance(self, other: Shape) -> float:
+        """Return how different two federations are: 1 is all or none of the classes, or four decades of rows."""
+        return (
+            abs(self.known - other.known)
+            + abs(self.labeled - other.labeled)
+            + abs(self.skew - other.skew)
+            + abs(math.log10(self.rows / other.rows)) / 4
+            + abs(math.log10(self.classes / other.classes)) / 4
+            + (bool(self.uncovered) != bool(other.uncovered)) / 2
+        )
+
+    @property
+    def text(self) -> str:
+        """The shape in a line."""
+        nobody = f", {self.uncovered} of them identified by nobody" if self.uncovered else ""
+        labeled = f", {self.labeled:.0%} of the rows have a known class" if self.labels == "single" else ""
+        return (
+            f"{self.labels}-label, {self.clients} clients, {self.classes} classes{nobody}; a client identifies"
+            f" {self.known:.0%} of them, has {self.rows:.0f} rows{labeled}, skew of its counts {self.skew:.2f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of the suite that has scores."""
+
+    name: str
+    """As the suite's page has it."""
+    federation: str
+    """As its presets are named."""
+    shape: Shape
+    scores: Mapping[str, OurFigure]
+    """Row -> its score."""
+
+    @property
+    def rank(self) -> dict[str, int]:
+        """Row -> rank in this setting, the best is 1."""
+        value = {row: float(figure.mean) for row, figure in self.scores.items()}
+        return {row: 1 + sum(other > mine for other in value.values()) for row, mine in value.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A method, by how it ranks in some settings."""
+
+    row: str
+    shown: str
+    """As the suite's page calls it."""
+    mean_rank: float
+    scores: tuple[str, ...]
+    """Score in each setting, mean and sd."""
+    preset: str
+    """Preset of the nearest setting, with the values that were found there."""
+
+    @property
+    def reason(self) -> str:
+        """What it adds to FedAvg."""
+        return ADDS[self.row]
+
+
+def shape_of(manifest: Manifest) -> Shape:
+    """Return the shape of a prepared federation."""
+    classes, multi = len(manifest.class_names), manifest.kind == "multi"
+    known = _mean(len(of) / classes for of in manifest.classes)
+    positives = sum(rows for counts in manifest.counts for _, rows in counts)
+    return Shape(
+        labels=manifest.kind,
+        clients=len(manifest.examples),
+        classes=classes,
+        known=known,
+        labeled=known if multi else positives / max(1, sum(manifest.examples)),
+        skew=_mean(
+            _skew([rows for _, rows in counts], len(of))
+            for counts, of in zip(manifest.counts, manifest.classes, strict=True)
+        ),
+        rows=max(1.0, _mean(manifest.examples)),
+        uncovered=int(manifest.uncovered_C().sum()),
+    )
+
+
+def shape_of_experiment(experiment: Experiment) -> Shape:
+    """Return the shape of an experiment's federation, which is prepared in this process where it was not before."""
+    from anchorfl.pipeline.run.prepare import prepare_data
+
+    here = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
+    return shape_of(prepare_data(here, say).manifest)
+
+
+def _mean(values: Iterable[float]) -> float:
+    every = list(values)
+    return sum(every) / len(every)
+
+
+def _skew(counts: Sequence[int], identified: int) -> float:
+    total = sum(counts)
+    if not total or not identified:
+        return 0.0
+    entropy = -sum(n / total * math.log(n / total) for n in counts if n)
+    return max(0.0, 1 - math.exp(entropy) / identified)
+
+
+def read_settings(file: Path = SHAPES) -> list[Setting]:
+    """Return the settings of the suite that have both shape and scores."""
+    scores: dict[str, dict[str, OurFigure]] = {}
+    for figure in read_ours():
+        federation, _, row = figure.preset.partition("/")
+        if figure.metric == METRIC:
+            scores.setdefault(federation, {})[row] = figure
+    name = {federation: name for name, federation in shipped().papers[SUITE].data.items()}
+    shapes = shapes_of(file.read_text(encoding="utf-8"))
+    return [Setting(name[f], f, shape, scores[f]) for f, shape in shapes.items() if f in scores]
+
+
+def shapes_of(text: str) -> dict[str, Shape]:
+    """Return federation -> shape of a CSV text."""
+    kind: Mapping[str, type] = {"labels": str, "clients": int, "classes": int, "uncovered": int}
+    return {
+        line.pop("federation"): Shape(**{key: kind.get(key, float)(value) for key, value in line.items()})
+        for line in csv.DictReader(io.StringIO(text))
+    }
+
+
+def shapes_text(shapes: Mapping[str, Shape]) -> str:
+    """Return the text of which ``shapes_of`` makes the same, to four digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["federation", *(f.name for f in fields(Shape))])
+    for federation, shape in shapes.items():
+        values = asdict(shape).values()
+        writer.writerow([federation, *(f"{v:.4g}" if isinstance(v, float) else v for v in values)])
+    return text.getvalue()
+
+
+def nearest_settings(shape: Shape, settings: Iterable[Setting]) -> list[Setting]:
+    """Return the settings most like a shape, the nearest first, all of its kind of labels."""
+    alike = [setting for setting in settings if setting.shape.labels == shape.labels]
+    alike.sort(key=lambda setting: setting.shape.distance(shape))
+    return [s for s in alike[:NEAREST] if s.shape.distance(shape) < alike[0].shape.distance(shape) + APART]
+
+
+def candidates(near: Sequence[Setting]) -> list[Candidate]:
+    """Return the methods that all of some settings have, the best mean rank first."""
+    rank, paper = [setting.rank for setting in near], shipped().papers[SUITE]
+    rows = [row for row in rank[0] if row in ADDS and all(row in of for of in rank)]
+    found = [
+        Candidate(
+            row,
+            paper.rows[row].published,
+            _mean(of[row] for of in rank),
+            tuple(_score(setting.scores[row]) for setting in near),
+            f"{near[0].federation}/{row}",
+        )
+        for row in rows
+    ]
+    return sorted(found, key=lambda candidate: (candidate.mean_rank, candidate.shown))
+
+
+def _score(figure: OurFigure) -> str:
+    return f"{figure.mean} ± {figure.sd}" if figure.sd else figure.mean
+
+
+def recommend(arguments: list[str], sweep: Callable[[list[str]], int]) -> int:
+    """Print the list and the command, or train the first ones. InputError where the table is wrong.
+
+    sweep: the command of that name, which this package does not know.
+    """
+    if not arguments or arguments[0] in ("--help", "-h"):
+        say(USAGE)
+        return 0
+    options, words = _split(arguments)
+    with logged_apart():  # what preparation says
+        shape, near = _asked(words)
+    best = candidates(near)[: options.tried or SHOWN]
+    presets = [candidate.preset for candidate in best]
+    if options.tried:
+        with logged_apart() if options.json else nullcontext():
+            say(_text(shape, near, best) + "\n")
+        race = ["--seeds", "1", "--finals", "0", "--rule", "mean5", *(["--json"] if options.json else [])]
+        return sweep([*presets, *words, *race])
+    command = ["anchorfl", "run", *presets, *words, "--evaluation.test", "never"]
+    if options.json:
+        say(json.dumps(_as_object(shape, near, best, command), indent=1))
+        return 0
+    say(_text(shape, near, best))
+    say("\nTrain them, choose by the validation scores, and then score the chosen one on the test split:\n")
+    say(shlex.join(command))
+    return 0
+
+
+def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the command's own options, and those of the table."""
+    parser = argparse.ArgumentParser(prog="anchorfl recommend", add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--try", type=int, default=0, dest="tried")
+    try:
+        options, words = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise InputError(f"recommend: {error}") from error
+    if options.tried < 0 or options.tried == 1:
+        raise InputError(f"--try {options.tried}: how many methods to train against each other, at least 2")
+    return options, words if words[:1] and words[0].startswith("-") else ["--task.file", *words]
+
+
+def _asked(words: list[str]) -> tuple[Shape, list[Setting]]:
+    """Return the shape of the table that options name, and the settings nearest to it."""
+    from anchorfl.pipeline.run.assemble import from_words, names_table
+
+    if not names_table(words):
+        raise InputError("recommend needs a table of your own: anchorfl recommend FILE --task.label_columns COLUMNS")
+    _, experiment = from_words("", [*words, "--method.name", "fedavg"], "anchorfl recommend", say)
+    shape = shape_of_experiment(experiment)
+    return shape, nearest_settings(shape, read_settings())
+
+
+def _text(shape: Shape, near: Sequence[Setting], best: Sequence[Candidate]) -> str:
+    parts = [shape.text, f"The settings of the suite that are most like it:\n\n{_aligned_settings(shape, near)}"]
+    if near[0].shape.distance(shape) > FAR:
+        parts.append("None of them is near: take the list for a first guess.")
+    if shape.known * shape.classes <= 1:
+        parts.append(
+            "Every client identifies one class, which no setting of the suite has: see docs/results/bibtex.md."
+        )
+    listed = _aligned_methods(near, best)
+    return "\n\n".join([*parts, f"Macro F1 there, the best mean rank first (docs/results/suite.md):\n\n{listed}"])
+
+
+def _as_object(
+    shape: Shape, near: Sequence[Setting], best: Sequence[Candidate], command: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "table": asdict(shape),
+        "settings": [
+            {"name": s.name, "federation": s.federation, "distance": s.shape.distance(shape), **asdict(s.shape)}
+            for s in near
+        ],
+        "methods": [{**asdict(candidate), "reason": candidate.reason} for candidate in best],
+        "command": list(command),
+    }
+
+
+def _aligned_settings(shape: Shape, near: Sequence[Setting]) -> str:
+    head = ["", "clients", "classes", "known", "labeled", "skew", "rows", "by nobody", "distance"]
+    rows = [head]
+    for name, of in [("your table", shape), *((setting.name, setting.shape) for setting in near)]:
+        far = f"{of.distance(shape):.2f}" if of is not shape else ""
+        shares = (f"{of.known:.0%}", f"{of.labeled:.0%}", f"{of.skew:.2f}")
+        rows.append([name, f"{of.clients}", f"{of.classes}", *shares, f"{of.rows:.0f}", f"{of.uncovered}", far])
+    return terminal.table(rows, right=head[1:])
+
+
+def _aligned_methods(near: Sequence[Setting], best: Sequence[Candidate]) -> str:
+    head = ["method", "mean rank", *(setting.name for setting in near), "adds to FedAvg"]
+    rows = [[c.shown, f"{c.mean_rank:.2f}", *c.scores, c.reason] for c in best]
+    return terminal.table([head, *rows], terminal.width(), right=head[1:2])
