@@ -61,8 +61,11 @@ class Executor(Protocol):
     def memory(self, client: int) -> Tensors:
         """Return the client's memory as the run keeps it."""
 
-    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
-        """Continue from a checkpoint."""
+    def memory_later(self, client: int) -> Callable[[], Tensors]:
+        """Return a function of any thread that gives the client's memory as it is now; LostError where it is gone."""
+
+    def restore(self, state: Tensors, memories: Mapping[int, Tensors]) -> None:
+        """Continue from a checkpoint; each memory is asked for once."""
 
     def recover(self) -> None:
         """Start again, after a LostError, what was lost; it is then as it was before round 1."""
@@ -123,7 +126,11 @@ class InProcess:
     def memory(self, client: int) -> Tensors:
         return self.memories.get(client, {})
 
-    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
+    def memory_later(self, client: int) -> Callable[[], Tensors]:
+        memory = self.memory(client)
+        return lambda: memory
+
+    def restore(self, state: Tensors, memories: Mapping[int, Tensors]) -> None:
         self.server.restore(state)
         self.memories = dict(memories)
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -368,7 +368,7 @@ class ForkedExecutor(InProcess):
 
     # ---- Its end.
 
-    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
+    def restore(self, state: Tensors, memories: Mapping[int, Tensors]) -> None:
         self._cancel_prefetched()
         super().restore(state, memories)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -341,11 +341,18 @@ class RayExecutor:
         return out
 
     def memory(self, client: int) -> Tensors:
-        ref = self.memories.get(client)
-        out: Tensors = {} if ref is None else messages.unpack(self._get(ref))
-        return out
+        return self.memory_later(client)()
 
-    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
+    def memory_later(self, client: int) -> Callable[[], Tensors]:
+        ref = self.memories.get(client)
+
+        def fetch() -> Tensors:
+            out: Tensors = {} if ref is None else messages.unpack(self._get(ref))
+            return out
+
+        return fetch
+
+    def restore(self, state: Tensors, memories: Mapping[int, Tensors]) -> None:
         self._ask("restore", messages.pack(state))
         self.memories = {c: ray.put(messages.pack(m)) for c, m in memories.items()}
 

@@ -20,7 +20,7 @@ from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.run.callbacks import Callbacks
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.backup import Backup
-from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
+from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints, Part
 from anchorfl.pipeline.storage.run_record import RoundRecord
 from anchorfl.pipeline.tracking.tracker import Tracker
 from anchorfl.pipeline.training.errors import LostError
@@ -116,9 +116,15 @@ class RoundLoop:
             for round_ in self.steps():
                 if self._ends_early(round_):
                     break
-            return self.best or self._with_recovery(self.executor.snapshot, "the end")
+            return self._with_recovery(partial(self._selected_state, self.state.round), "the end")
         finally:
             self.checkpoints.wait()  # however it ends: whoever comes next finds nobody writing
+
+    def _selected_state(self, last: int) -> Tensors:
+        """Return the server's state of the selected round, once the last one is saved."""
+        self._run_up_to(last)  # again, where what it should have saved was lost
+        self.checkpoints.wait()
+        return self.best or self.executor.snapshot()
 
     def steps(self) -> Iterator[int]:
         """Run what is left of the rounds; yield each once it is recorded and saved, first the loop's present one."""
@@ -169,12 +175,11 @@ class RoundLoop:
         checkpoint = self.checkpoints.load(self.progress.log)
         if checkpoint is None:
             return
-        parts = dict(checkpoint.parts)
+        parts = checkpoint.parts
         try:
             state = _loop_state(checkpoint)
-            server_state, self.best = parts.pop(STATE), parts.pop(SELECTED, {})
-            memories = {int(name.removeprefix(MEMORY)): memory for name, memory in parts.items()}
-            self.executor.restore(server_state, memories)
+            server_state, self.best = parts[STATE], parts.get(SELECTED, {})
+            self.executor.restore(server_state, _Memories(parts))
         except (ValueError, KeyError) as error:
             path = self.checkpoints.index
             raise InputError(f"{path} is not of this run ({error}); start the run anew in another --output") from error
@@ -226,8 +231,8 @@ class RoundLoop:
         self._update_state(round_, outcome, scores, server_state)
         seconds = time.perf_counter() - started
         self.state.seconds += seconds
-        # 4. Fetch all that comes from elsewhere, and may be lost there, before the round is written down.
-        memories = self._changed_memories(round_, outcome)
+        # 4. Take hold of what has changed at the clients; it is fetched as it is saved, one after the other.
+        memories = self._changed_memories(round_)
         # 5. Record. A round that is recorded and not saved is computed again after a kill, with the same bits; so that
         # there is one at most, the round before is saved first.
         self.checkpoints.wait()
@@ -276,11 +281,11 @@ class RoundLoop:
         if measure is not None and (score := scores["validation"].values[measure.name]) > state.best_score:
             state.best_round, state.best_score, self.best = round_, score, server_state
 
-    def _changed_memories(self, round_: int, outcome: RoundOutcome) -> dict[str, Tensors]:
-        """Return the memories that changed since the last checkpoint, where one is due."""
+    def _changed_memories(self, round_: int) -> dict[str, Part]:
+        """Return what gives the memories that changed since the last checkpoint, where one is due."""
         if not self._due(round_, self.experiment.cluster.checkpoint_every):
             return {}
-        return {f"{MEMORY}{c:05d}": self.executor.memory(c) for c in sorted(self._clients_to_save)}
+        return {f"{MEMORY}{c:05d}": self.executor.memory_later(c) for c in sorted(self._clients_to_save)}
 
     def _record(
         self, round_: int, outcome: RoundOutcome, scores: dict[str, Scores], seconds: float, scoring: float
@@ -295,14 +300,15 @@ class RoundLoop:
         self.tracker.round(self._unreported)
         self._last_recorded, self._restarts_recorded = round_, self.restarts
 
-    def _save(self, round_: int, server_state: Tensors, memories: dict[str, Tensors]) -> None:
+    def _save(self, round_: int, server_state: Tensors, memories: dict[str, Part]) -> None:
         """Save a checkpoint where one is due; a kill before its end computes the round again, with the same bits."""
         if (every := self.experiment.evaluation.save_state_every) and self._due(round_, every):
             self.checkpoints.keep(round_, server_state)  # before the round counts as done
         if not self._due(round_, self.experiment.cluster.checkpoint_every):
             return
         selected = {SELECTED: self.best} if self.state.best_round > self._last_saved else {}
-        parts, push = memories | selected | {STATE: server_state}, self.backup.push if self.backup else _nothing
+        parts: dict[str, Part] = {**memories, **selected, STATE: server_state}
+        push = self.backup.push if self.backup else _nothing
         if self._runs_all_rounds:
             self.checkpoints.save_behind(round_, parts, vars(self.state), push)
         else:
@@ -323,6 +329,24 @@ class RoundLoop:
         experiment, cohort = self.experiment, self._cohort(round_)
         fraction = experiment.federation.backup_fraction
         return backup_clients(experiment.task.clients, cohort, fraction, round_, experiment.seed)
+
+
+class _Memories(Mapping[int, Tensors]):
+    """The clients' memories among the parts of a checkpoint, each read when it is asked for."""
+
+    def __init__(self, parts: Mapping[str, Tensors]) -> None:
+        """Raise ValueError where a part is of no kind that there is."""
+        self._parts = parts
+        self._names = {int(name.removeprefix(MEMORY)): name for name in parts if name not in (STATE, SELECTED)}
+
+    def __getitem__(self, client: int) -> Tensors:
+        return self._parts[self._names[client]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _nothing() -> None:

@@ -2,7 +2,8 @@
 
 A checkpoint has parts: the server's state, the selected model, the memory of each client that has one. A part is
 written in the rounds in which it changed. Layout of ``<run>/checkpoint/``: ``state-<round>.safetensors`` and
-``selected-<round>.safetensors``; ``memory-<round>.safetensors``, with the memories that changed in a round; and
+``selected-<round>.safetensors``; ``memory-<round>.safetensors``, with the memories that changed in a round, and
+``memory-<round>-<n>.safetensors``, n = 1, 2, ..., from ``FILE_BYTES`` on, so that nobody holds them all at a time; and
 ``checkpoint.json``, which says which file holds which parts of the last saved round, with the files' SHA-256, and has
 one of its own. Where clients' later memories leave less than half of a file in use, what is in use moves to the file
 that is written next. ``checkpoint-<round>.json`` is the same for rounds before, of which some are kept: where the last
@@ -36,9 +37,13 @@ from anchorfl.tasks.files.json_schema import parsed, type_error
 from anchorfl.tasks.files.regular_files import read_text_bytes, regular
 
 FORMAT = 4
+FILE_BYTES = 1 << 26
+"""Size from which on a file gets no further part."""
 SERVER_STATES = "server_states"
 """Folder of the kept states."""
 Tensors = dict[str, Tensor]
+Part = Tensors | Callable[[], Tensors]
+"""A part to save, or what gives it when its turn comes."""
 
 
 class FileEntry(TypedDict):
@@ -68,8 +73,8 @@ class Checkpoint:
     """A completed round."""
 
     round: int
-    parts: dict[str, Tensors]
-    """Name of the part -> name of the tensor -> tensor."""
+    parts: Mapping[str, Tensors]
+    """Name of the part -> name of the tensor -> tensor; read when it is asked for, where they are many."""
     notes: dict[str, Any]
     """The round loop's own state."""
 
@@ -93,10 +98,11 @@ class Checkpoints:
         self._thread: threading.Thread | None = None  # that saves
         self._failed: Exception | None = None  # what went wrong in it
 
-    def save(self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any]) -> None:
+    def save(self, round_: int, changed: Mapping[str, Part], notes: dict[str, Any]) -> None:
         """Write round ``round_``.
 
-        changed: the parts that changed in it; the others stay as they were saved. A part without a tensor is none.
+        changed: the parts that changed in it, each asked for once, in this order; the others stay as they were saved. A
+        part without a tensor is none.
 
         Order matters: new files first, then the index that names them, then the files that nothing names any more.
         """
@@ -104,7 +110,7 @@ class Checkpoints:
         self._save(round_, changed, notes)
 
     def save_behind(
-        self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any], then: Callable[[], None]
+        self, round_: int, changed: Mapping[str, Part], notes: dict[str, Any], then: Callable[[], None]
     ) -> None:
         """Write round ``round_`` in a thread, after the one that is being written. Nobody may change the tensors.
 
@@ -133,17 +139,16 @@ class Checkpoints:
         if failed is not None:
             raise failed
 
-    def _save(self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any]) -> None:
+    def _save(self, round_: int, changed: Mapping[str, Part], notes: dict[str, Any]) -> None:
         known, self._generations = self._generations, []  # until all is done: a save that fails leaves files behind
         self.folder.mkdir(parents=True, exist_ok=True)
         before, old = self._last or self._read_index()
         files = _without(old["files"] if old else {}, changed.keys())
-        groups: dict[str, dict[str, Tensors]] = {}
+        groups: dict[str, dict[str, Part]] = {}
         for name, part in changed.items():
-            if part:  # not clients that keep nothing, thousands of them in a pooled round
-                groups.setdefault(_kind(name), {})[name] = part
+            groups.setdefault(_kind(name), {})[name] = part
         for kind, parts in groups.items():
-            files = self._write(kind, round_, parts | self._sparse(files, kind, len(parts)), files)
+            files = self._write_all(kind, round_, parts, files)
         sync_folder(self.folder)
         index: Index = {"format": FORMAT, "round": round_, "files": files, "notes": notes, "digest": self._digest}
         # as ``seal`` has it, and in one line: with line breaks it takes ten times as long
@@ -243,9 +248,7 @@ class Checkpoints:
                 text = read_text_bytes(path)
                 index = index_of(text, path)
                 self._check_digest(index, path)
-                parts = dict[str, Tensors]()
-                for name, entry in index["files"].items():
-                    parts |= self._read(name, entry)
+                parts = self._parts(index["files"])
             except (InputError, FileNotFoundError) as error:
                 errors.append(error)
                 continue
@@ -254,6 +257,18 @@ class Checkpoints:
             self._last, self._generations = (text, index), []
             return Checkpoint(index["round"], parts, index["notes"])
         raise InputError(f"{errors[0]}; start the run anew in another --output")
+
+    def _parts(self, files: Mapping[str, FileEntry]) -> Mapping[str, Tensors]:
+        """Return the parts of some files, each of which is read here and found whole. InputError where one is not."""
+        held, size = dict[str, Tensors](), 0
+        for name, entry in files.items():
+            parts = self._read(name, entry)
+            size += sum(value.nbytes for part in parts.values() for value in part.values())
+            if size < FILE_BYTES:
+                held |= parts
+            else:
+                held.clear()
+        return held if size < FILE_BYTES else _PartsOnDisk(self._read, files)
 
     def _check_digest(self, index: Index, path: Path) -> None:
         saved = index.get("digest", "")
@@ -270,31 +285,53 @@ class Checkpoints:
         text = self.index.read_bytes()
         return text, index_of(text, self.index)
 
-    def _write(
-        self, kind: str, round_: int, parts: Mapping[str, Tensors], files: dict[str, FileEntry]
+    def _write_all(
+        self, kind: str, round_: int, changed: Mapping[str, Part], files: dict[str, FileEntry]
     ) -> dict[str, FileEntry]:
+        """Write parts of a kind, and what they leave in use of files that are mostly out of use, into as few files as
+        hold them; return the files.
+        """
+        held, size, written = dict[str, Tensors](), 0, 0
+        for name, part in self._with_sparse(files, kind, changed):
+            held[name], size = part, size + sum(value.nbytes for value in part.values())
+            if size >= FILE_BYTES:
+                files = self._write(_file(kind, round_, written), held, files)
+                held, size, written = {}, 0, written + 1
+        return self._write(_file(kind, round_, written), held, files) if held else files
+
+    def _with_sparse(
+        self, files: Mapping[str, FileEntry], kind: str, changed: Mapping[str, Part]
+    ) -> Iterator[tuple[str, Tensors]]:
+        count = 0
+        for name, part in changed.items():
+            if values := part() if callable(part) else part:  # not of clients that keep nothing, often thousands
+                count += 1
+                yield name, values
+        yield from self._sparse(files, kind, count)
+
+    def _write(self, name: str, parts: Mapping[str, Tensors], files: dict[str, FileEntry]) -> dict[str, FileEntry]:
         """Write parts into a file; return the files, which have them no longer. Who names it syncs the folder first."""
-        name = f"{kind}-{round_:06d}.safetensors"
         data = _bytes({f"{part}/{tensor}": value for part, values in parts.items() for tensor, value in values.items()})
         write_synced(self.folder / name, data)
         entry: FileEntry = {"sha256": hashlib.sha256(data).hexdigest(), "parts": list(parts), "written": len(parts)}
         return _without(files, parts.keys()) | {name: entry}
 
-    def _sparse(self, files: Mapping[str, FileEntry], kind: str, most: int) -> dict[str, Tensors]:
-        """Return what is in use of files that are less than half in use, those with the fewest parts first, at most so
+    def _sparse(self, files: Mapping[str, FileEntry], kind: str, most: int) -> Iterator[tuple[str, Tensors]]:
+        """Yield what is in use of files that are less than half in use, those with the fewest parts first, at most so
         many parts: a round writes no more than twice what it changed, and the folder holds at most twice what is in
         use, but for the rounds that it is behind.
         """
         half = [n for n, entry in files.items() if _kind(n) == kind and 2 * len(entry["parts"]) < entry["written"]]
-        moved = dict[str, Tensors]()
+        moved = 0
         for name in sorted(half, key=lambda n: len(files[n]["parts"])):
-            if len(moved) + len(files[name]["parts"]) > most:
+            if moved + len(files[name]["parts"]) > most:
                 break
             try:
-                moved |= self._read(name, files[name])
+                parts = self._read(name, files[name])
             except InputError:  # whoever loads it will say so
                 continue
-        return moved
+            moved += len(parts)
+            yield from parts.items()
 
     def _read(self, name: str, entry: FileEntry) -> dict[str, Tensors]:
         """Return the parts of a file."""
@@ -319,6 +356,28 @@ class Checkpoints:
         return parts
 
 
+class _PartsOnDisk(Mapping[str, Tensors]):
+    """The parts of some files, of which one at a time is held."""
+
+    def __init__(self, read: Callable[[str, FileEntry], dict[str, Tensors]], files: Mapping[str, FileEntry]) -> None:
+        self._read, self._files = read, files
+        self._file_of = {part: name for name, entry in files.items() for part in entry["parts"]}
+        self._held: tuple[str, dict[str, Tensors]] = "", {}
+
+    def __getitem__(self, part: str) -> Tensors:
+        name = self._file_of[part]
+        if self._held[0] != name:
+            self._held = "", {}  # before the next one is read
+            self._held = name, self._read(name, self._files[name])
+        return self._held[1][part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
+
+
 def index_of(data: bytes, where: object, hint: str = "") -> Index:
     """Return the index that these bytes are.
 
@@ -339,9 +398,16 @@ def index_of(data: bytes, where: object, hint: str = "") -> Index:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of a part or a file: what stands before its number. Parts of a kind share a file."""
-    stem, _, number = name.removesuffix(".safetensors").rpartition("-")
-    return stem if number.isdecimal() else name
+    """Return the kind of a part or a file: what stands before its numbers. Parts of a kind share files."""
+    stem = name.removesuffix(".safetensors")
+    while (cut := stem.rpartition("-"))[2].isdecimal():
+        stem = cut[0]
+    return stem
+
+
+def _file(kind: str, round_: int, number: int) -> str:
+    """Return the name of a file. number: among those of its kind and round, from 0."""
+    return f"{kind}-{round_:06d}{f'-{number}' if number else ''}.safetensors"
 
 
 def _without(files: Mapping[str, FileEntry], parts: Collection[str]) -> dict[str, FileEntry]:

@@ -223,7 +223,7 @@ def test_a_run_goes_on_with_a_new_server_and_the_same_bits(
 
         monkeypatch.setattr(RayExecutor, name, wrapped)
 
-    kills({"start": "round", "clients": "_submit", "merge": "round"}.get(when, when))
+    kills({"start": "round", "clients": "_submit", "merge": "round", "memory": "memory_later"}.get(when, when))
     got = run(on_ray(e, clients_per_actor=2), tmp_path / "ray", quiet)
     assert killed == [when]
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)

@@ -12,6 +12,7 @@ from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.round_loop import MAX_RESTARTS, RoundLoop
+from anchorfl.pipeline.storage import checkpoint
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.errors import LostError
@@ -82,6 +83,50 @@ def test_a_lost_server_is_made_good_from_the_checkpoint(experiment, finished_run
     ]
     assert kept[0] == kept[1]
     assert sum(r.metrics["failures/server_restarts"] for r in read_records(tmp_path / "lost")[0]) == times
+
+
+@pytest.mark.parametrize("file_bytes", [1, 1 << 27])
+@pytest.mark.parametrize("round_", [1, 2, 3])
+def test_a_memory_that_is_lost_before_it_is_saved_is_computed_again(
+    experiment, finished_run, tmp_path, monkeypatch, round_, file_bytes
+):
+    """It is fetched behind the next round, or after the last: the bits and records are those of a run without it."""
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", file_bytes)
+    e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 2, "epochs": 1})
+    expected, lost = finished_run(e), []
+    plain, real_round = SerialExecutor.memory_later, SerialExecutor.round
+
+    def vanishing(self, client):
+        give = plain(self, client)
+        if lost or self.seen != round_:
+            return give
+
+        def gone():
+            lost.append(client)
+            raise LostError("the node with the client's memory is gone")
+
+        return gone
+
+    def counted(self, number, *given):
+        self.seen = number
+        return real_round(self, number, *given)
+
+    def recover(self):
+        self.server, self.memories = type(self.server)(self.server.run_spec), {}
+
+    monkeypatch.setattr(SerialExecutor, "memory_later", vanishing)
+    monkeypatch.setattr(SerialExecutor, "round", counted)
+    monkeypatch.setattr(SerialExecutor, "recover", recover)
+    got = run(e, tmp_path / "lost", quiet)
+    assert lost
+    assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+    kept = [
+        [(r.round, figures(r.metrics) | {"failures/server_restarts": 0}) for r in read_records(result.folder)[0]]
+        for result in (expected, got)
+    ]
+    assert kept[0] == kept[1]
+    again = run(e, tmp_path / "lost", quiet)  # its checkpoint is whole
+    assert again.checksum == expected.checksum
 
 
 def test_a_server_that_is_lost_again_and_again_ends_the_run(experiment, tmp_path, monkeypatch, capsys):

@@ -6,12 +6,14 @@ import itertools
 import json
 import os
 import threading
+import weakref
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from anchorfl.pipeline.storage import checkpoint
 from anchorfl.pipeline.storage.checkpoint import Checkpoints, index_of, seal
 from anchorfl.tasks.errors import InputError
 
@@ -246,8 +248,10 @@ def test_a_save_syncs_each_file_once_and_the_folder_twice(tmp_path, monkeypatch)
     assert len(calls) == 2 + 1 + 2  # the state, all memories, the index, and the folder before and after it
 
 
-def test_what_is_in_use_of_a_sparse_file_moves_to_the_next(tmp_path):
+@pytest.mark.parametrize("file_bytes", [1, 100, 1 << 27])
+def test_what_is_in_use_of_a_sparse_file_moves_to_the_next(tmp_path, monkeypatch, file_bytes):
     """The folder holds at most twice what is in use; no save writes more than twice what changed."""
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", file_bytes)
     checkpoints, rng, last = Checkpoints(tmp_path, kept=1), np.random.default_rng(0), {}
     for round_ in range(1, 60):
         clients = rng.choice(40, size=8, replace=False).tolist() if round_ > 1 else range(40)
@@ -257,7 +261,8 @@ def test_what_is_in_use_of_a_sparse_file_moves_to_the_next(tmp_path):
         files = json.loads(checkpoints.index.read_text())["files"]
         memories = {name: entry for name, entry in files.items() if name.startswith("memory-")}
         assert sum(entry["written"] for entry in memories.values()) <= 2 * 40 + 2 * 8
-        assert memories[f"memory-{round_:06d}.safetensors"]["written"] <= 2 * len(clients)
+        new = [entry for name, entry in memories.items() if name.startswith(f"memory-{round_:06d}")]
+        assert sum(entry["written"] for entry in new) <= 2 * len(clients)
         assert sorted(part for entry in files.values() for part in entry["parts"]) == sorted(["state", *last])
         assert {p.name for p in checkpoints.folder.iterdir()} == {"checkpoint.json", *files}
     found = Checkpoints(tmp_path).load()
@@ -275,6 +280,52 @@ def test_a_sparse_file_that_is_damaged_stays_to_be_named(tmp_path):
         checkpoints.save(round_, {f"memory-{c:05d}": tensors(c) for c in range(5)}, {})
     with pytest.raises(InputError, match=r"memory-000001\.safetensors does not have the checksum"):
         Checkpoints(tmp_path).load()
+
+
+def test_memories_are_asked_for_and_read_one_after_the_other(tmp_path, monkeypatch):
+    """However many clients keep something, and however much, no more than two memories are there at a time."""
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 1)
+    alive, most = weakref.WeakSet(), []
+
+    def counted(parts):
+        alive.update(parts.values())
+        most.append(len(alive))
+        return parts
+
+    asked, rounds = [], 3
+
+    def memory(client, value):
+        asked.append(client)
+        return counted({"w": torch.full((3,), value)}) if client else {}
+
+    checkpoints = Checkpoints(tmp_path)
+    for round_ in range(1, rounds + 1):
+        later = {f"memory-{c:05d}": partial(memory, c, float(10 * round_ + c)) for c in range(9)}
+        checkpoints.save(round_, later | {"state": tensors(round_)}, {})
+    assert (asked, max(most)) == (list(range(9)) * rounds, 2)
+    assert (checkpoints.folder / "memory-000003.safetensors").exists()
+    assert (checkpoints.folder / "memory-000003-7.safetensors").exists()
+
+    plain = checkpoint.tensors
+    monkeypatch.setattr(checkpoint, "tensors", lambda data: counted(plain(data)))
+    most.clear()
+    found = Checkpoints(tmp_path).load()
+    assert sorted(found.parts) == [f"memory-{c:05d}" for c in range(1, 9)] + ["state"]
+    for client in range(1, 9):
+        assert found.parts[f"memory-{client:05d}"]["w"].tolist() == [30.0 + client] * 3
+    assert torch.equal(found.parts["state"]["weights/w"], tensors(3.0)["weights/w"])
+    assert found.parts.get("selected") is None
+    assert max(most) <= 4  # the state has three tensors
+
+
+def test_a_file_that_changes_after_it_was_found_whole_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 1)
+    Checkpoints(tmp_path).save(1, {"memory-00001": tensors(1.0), "memory-00002": tensors(2.0)}, {})
+    found = Checkpoints(tmp_path).load()
+    (tmp_path / "checkpoint/memory-000001-1.safetensors").write_bytes(b"x")
+    assert torch.equal(found.parts["memory-00001"]["weights/w"], tensors(1.0)["weights/w"])
+    with pytest.raises(InputError, match=r"memory-000001-1\.safetensors does not have the checksum"):
+        _ = found.parts["memory-00002"]
 
 
 def test_parts_of_a_kind_may_share_storage(tmp_path):
