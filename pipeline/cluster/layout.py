@@ -88,6 +88,24 @@ def layout(options: ClusterOptions, clients: int) -> Layout:
     return Layout(actors, share, options.client_gpus, server, options.server_gpus, concurrent)
 
 
+def batched_share(options: ClusterOptions) -> tuple[float, float] | None:
+    """Return CPUs and GPUs of the actor that trains a batched run; None: this process does, since no Ray runs, or no
+    GPU is asked for and the CPUs are here. Raise InputError where no node has them.
+    """
+    gpus = max(options.client_gpus, options.server_gpus)
+    if not ray.is_initialized() or not (gpus or driver_has_no_cpus()):
+        return None
+    have = nodes()
+    cpus = options.client_cpus or min(1.0, max((node.cpus for node in have), default=1.0))
+    if not any(node.less((cpus, gpus)) is not None for node in have):
+        each = ", ".join(f"{node.cpus:g} CPUs and {len(node.devices)} GPUs" for node in have)
+        raise InputError(
+            f"a batched run needs {cpus:g} CPUs and {gpus:g} GPUs on one node (nodes: {each}): lower"
+            " --cluster.client_cpus or --cluster.client_gpus"
+        )
+    return cpus, gpus
+
+
 def _places(have: Sequence[Node], options: ClusterOptions, most: int) -> int:
     """Return how many client actors the GPUs hold beside the server, at most ``most``."""
     if not options.client_gpus:

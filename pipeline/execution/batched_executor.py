@@ -106,10 +106,10 @@ def _take_step(model: Classifier, weights: Tensors, step: BatchedStep) -> Tensor
 class BatchedExecutor(InProcess):
     """Server and all clients in this process, a round at a time; clients keep nothing."""
 
-    def __init__(self, run_spec: RunSpec) -> None:
-        """Raise InputError where a round is not one batched pass."""
+    def __init__(self, run_spec: RunSpec, device: torch.device | None = None) -> None:
+        """device: None for that of ``runner_of``. Raise InputError where a round is not one batched pass."""
         one_thread()
-        runner = runner_of(run_spec)
+        runner = runner_of(run_spec) if device is None else ClientRunner(run_spec, device)
         self.batched_round = batched_round_of(run_spec, runner)
         self.server = server_of(run_spec, runner)
         self.run_spec, self.model, self.device, self.memories = run_spec, runner.model, runner.device, {}

@@ -13,15 +13,27 @@ if TYPE_CHECKING:
     from anchorfl.pipeline.execution.actor_pool import ActorPool
 
 
-def executor_for(run_spec: RunSpec, actor_pool: Callable[[], ActorPool] | None = None) -> Executor:
+def executor_for(
+    run_spec: RunSpec, actor_pool: Callable[[], ActorPool] | None = None, *, placed: bool = False
+) -> Executor:
     """Return the executor that a run's options ask for: batched, client by client in this process, in forked
     workers, or on Ray actors.
 
     actor_pool: gives the pool to share with other runs, called only where the run needs one; None: a pool of its own.
+    placed: this process has what a batched run needs, as a trial's has. InputError where the cluster has no room.
     """
     experiment = run_spec.experiment
     if experiment.federation.batched_clients:
-        return BatchedExecutor(run_spec)
+        if placed or not experiment.cluster.uses_ray:
+            return BatchedExecutor(run_spec)
+        from anchorfl.pipeline.cluster.layout import batched_share
+
+        share = batched_share(experiment.cluster)
+        if share is None:
+            return BatchedExecutor(run_spec)
+        from anchorfl.pipeline.execution.batched_actor import BatchedActorExecutor
+
+        return BatchedActorExecutor(run_spec, share)
     if experiment.cluster.executor == "serial":
         return SerialExecutor(run_spec)
     if experiment.cluster.forks:

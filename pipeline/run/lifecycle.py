@@ -94,13 +94,15 @@ def run(
             check_backup_owner(backup_uri(experiment.cluster.backup, folder), folder, log)
         if experiment.cluster.uses_ray:
             from anchorfl.pipeline.cluster import ray_cluster, ray_watch  # serial runs need no Ray
-            from anchorfl.pipeline.cluster.layout import layout
+            from anchorfl.pipeline.cluster.layout import batched_share, layout
 
             command = shlex.join(["anchorfl", "resume", str(folder)])
             stack.enter_context(ray_watch.if_ray_dies(command, folder / CONFIG, lambda: note_failed(folder)))
             stack.enter_context(ray_cluster.session(experiment.cluster))
-            if not experiment.federation.batched_clients:
-                # shares that the cluster has no room for are refused now, and not after hours of preparation
+            # shares that the cluster has no room for are refused now, and not after hours of preparation
+            if experiment.federation.batched_clients:
+                batched_share(experiment.cluster)
+            else:
                 actors, clients = layout(experiment.cluster, experiment.task.clients).actors, experiment.task.clients
                 if experiment.cluster.client_gpus and not experiment.cluster.clients_per_actor and actors < clients:
                     share = experiment.cluster.client_gpus

@@ -210,6 +210,24 @@ def test_each_node_sums_for_its_clients(cluster, serial_checksum, record_propert
     assert nodes_of(places, "NodeSumActor") == nodes_of(places, "ClientActor") == set(places["workers"])
 
 
+def test_a_batched_run_trains_on_a_worker_with_its_gpu(cluster, record_property):
+    """The head has neither CPUs nor GPUs; the bits are those of one process."""
+    record_property("network", cluster.network)
+    words = ("run", "digits/fedavg", "--method.name", "fedavg-positive", "--task.partition", "one_class",
+             "--task.clients", "10", "--federation.clients_per_round", "0", "--federation.batched_clients", "True",
+             "--optimizer.name", "sgd", "--optimizer.batch_size", "0", *SHORT, *UNTRACKED)  # fmt: skip
+    here = cluster.anchorfl(*words, "--cluster.executor", "serial")
+    before = {tuple(actor) for actor in cluster.places()["actors"]}
+    there = cluster.anchorfl(*words, "--cluster.address", cluster.address, "--cluster.client_gpus", "0.5")
+    assert there.returncode == 0, there.stderr
+    assert checksum_of(there) == checksum_of(here)
+    assert there.stdout.count("their torch sees none") == 1
+    places = cluster.places()
+    places["actors"] = [actor for actor in places["actors"] if tuple(actor) not in before]
+    (node,) = nodes_of(places, "BatchedActor")
+    assert node in places["workers"]
+
+
 @pytest.mark.slow
 def test_the_trials_of_a_sweep_run_on_both_workers(cluster, record_property):
     record_property("network", cluster.network)

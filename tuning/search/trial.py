@@ -199,7 +199,7 @@ def _start(run_spec: RunSpec, folder: Path, written: Experiment, stack: ExitStac
     if uri:
         restore_if_ahead(uri, folder, _log)
     set_aside(folder, written, uri, _log)
-    executor = executor_for(_within_share(run_spec), _actor_pool)
+    executor = executor_for(_within_share(run_spec), _actor_pool, placed=True)
     stack.callback(executor.close)
     write_config(folder, written)
     return executor, Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
