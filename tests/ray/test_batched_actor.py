@@ -100,7 +100,7 @@ def test_a_gpu_that_torch_does_not_see_is_said(batched, monkeypatch):
                 {"client_gpus": 1.0, "client_cpus": 3.0},
                 r"needs 3 CPUs and 1 GPUs on one node \(nodes: 2 CPUs and 0 GPUs",
             ),
-            ({"client_gpus": 2.0}, "needs 1 CPUs and 2 GPUs"),
+            ({"client_gpus": 0.5, "client_cpus": 3.0}, r"needs 3 CPUs and 0\.5 GPUs"),
         ):
             with pytest.raises(InputError, match=message):
                 batched_share(ClusterOptions(**options))
