@@ -21,12 +21,17 @@ MIDDLE_BYTES = 4096
 """Bytes of a file that are looked at before all of it is."""
 
 
+def is_path(table: Table, payload: str) -> bool:
+    """Return whether a payload column has the paths of files."""
+    return payload in PATHS and bool(pa.types.is_string(table[payload].type))
+
+
 def leaked_rows(table: Table, payload: str) -> list[tuple[int, int]]:
     """Return the ids of every test row whose payload is that of a training row, with the first such training row."""
     split = np.asarray(table["split"].to_pylist())
     train, test = (np.flatnonzero(split == name) for name in ("train", "test"))
     row_N = table["row"].to_numpy()
-    if payload in PATHS and pa.types.is_string(table[payload].type):
+    if is_path(table, payload):
         key_N = _of_files(table[payload].to_pylist(), train, test)
     else:
         key_N = np.fromiter(_hashes(table[payload]), np.int64, table.num_rows)

@@ -31,6 +31,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.folders import sync_folder
 from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.files.split_leaks import is_path
 from anchorfl.tasks.ingest import remote_cache
 from anchorfl.tasks.ingest.cache_folder import cache_folder, data_digest
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
@@ -152,7 +153,7 @@ def _build(
     by_place_N = row_numbers(raw, len(row_N))
     number_N = by_place_N[place_N]
     plan = renumber_plan(plan, lambda row_B: by_place_N[np.searchsorted(id_N, row_B)])
-    local = engine == "local"
+    local = engine == "local" or _files_are_here_alone(task, table, log)
     encoded_files = (
         _run_local(job, payload, number_N, owned) if local else _run_ray(job, payload, row_N, number_N, owned, labels)
     )
@@ -238,6 +239,32 @@ def _run_ray(
         )
     for owner in np.flatnonzero(size_O == 0).tolist():  # a group without rows does not exist for Ray: validation = 0
         yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
+
+
+def _files_are_here_alone(task: Task, table: Table, log: Log) -> bool:
+    """Return whether the rows are files of which a node of the cluster sees none, so that this process encodes them."""
+    if not is_path(table, task.payload) or not table.num_rows:
+        return False
+    import ray  # only this engine needs it
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    file, here = table[task.payload][0].as_py(), ray.get_runtime_context().get_node_id()
+    others = [
+        node["NodeID"]
+        for node in ray.nodes()  # type: ignore[no-untyped-call]  # ray has no annotation here
+        if node["Alive"] and node["Resources"].get("CPU") and node["NodeID"] != here
+    ]
+    look: Any = ray.remote(num_cpus=0, max_retries=2)(os.path.exists)
+    there = [
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(n, soft=True)).remote(file) for n in others
+    ]
+    blind = len(others) - sum(ray.get(there))
+    if blind:
+        log(
+            f"{task.name}: {blind} of {len(others)} other nodes do not see {file}: this node alone encodes; a disk that"
+            " all nodes share is faster"
+        )
+    return bool(blind)
 
 
 def _numbered(table: Table, number_B: Ints) -> Table:

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,13 @@ from pathlib import Path
 import pytest
 
 from tests.processes import MAIN, checksum_of, end, free_port
+from tests.ray.nodes import LOG, Node, start_node, wait_for_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--federation.rounds", "2", "--federation.epochs", "1")
 UNTRACKED = ("--tracking.uri", "none")
 SUBNET = "192.0.2"  # set aside for documentation (RFC 5737); here it exists only inside the namespaces of the test
-LOG = "start.log"
 PLACES = """
 import json, sys
 import ray
@@ -47,24 +46,6 @@ def ip(*words: str) -> subprocess.CompletedProcess:
 
 def nodes_of(places: dict, kind: str) -> set[str]:
     return {node for name, node, _ in places["actors"] if name == kind}
-
-
-def wait_for_start(running: dict[Path, subprocess.Popen], seconds: float = 60) -> None:
-    """Wait until all nodes run (log -> process); AssertionError with the end of a log where one does not."""
-    until = time.monotonic() + seconds
-    for log, process in running.items():
-        while "Ray runtime started" not in log.read_text():
-            assert process.poll() is None, f"{log}: ended\n{log.read_text()[-2000:]}"
-            assert time.monotonic() < until, f"{log}: not within {seconds:g} s\n{log.read_text()[-2000:]}"
-            time.sleep(0.3)
-
-
-@dataclass
-class Node:
-    """A node: the words before its commands, and its address."""
-
-    prefix: tuple[str, ...]
-    address: str
 
 
 @dataclass
@@ -119,19 +100,6 @@ def namespaces(stack: ExitStack) -> list[Node]:
             print(f"no namespaces: ip {' '.join(step)}: {done.stderr.strip()}")
             return []
     return [Node(("ip", "netns", "exec", name), f"{SUBNET}.{i}") for i, name in enumerate(names, start=1)]
-
-
-def start_node(node: Node, env: dict[str, str], place: Path, *words: str) -> subprocess.Popen:
-    """``ray start --block``."""
-    place.mkdir()
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    shared = ["--node-ip-address", node.address, "--temp-dir", str(place), "--object-store-memory", "200000000"]
-    shared += ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", str(free_port())]
-    with (place / LOG).open("w") as log:
-        return subprocess.Popen(
-            [*node.prefix, *ray, *shared, *words],
-            env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
