@@ -208,7 +208,8 @@ def open_loop(
         check_same_data(info.tags, folder)
         check_records(folder, last_round)
     loop.tracker = open_tracker(experiment.tracking, folder, last_round + 1 if last_round else 0, log)
-    loop.tracker.begin(replace(info, parent=parent))
+    kind = "run" if parent is None else "final"
+    loop.tracker.begin(replace(info, parent=parent, tags={**info.tags, "kind": kind}))
     if experiment.cluster.backup:
         loop.backup = Backup(folder, backup_uri(experiment.cluster.backup, folder), log, loop.checkpoints)
     if last_round:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from anchorfl.pipeline.storage.atomic_files import write_json
@@ -87,7 +88,7 @@ class JsonLines:
             self._run["artifacts"].append(name)
             write_json(self.folder / "run.json", self._run)
 
-    def end(self, status: Status) -> None:
-        """Write the status and the time."""
-        self._run |= {"status": status, "ended": time.time()}
+    def end(self, status: Status, tags: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Write the status, the time and further tags."""
+        self._run |= {"status": status, "ended": time.time(), "tags": {**self._run["tags"], **tags}}
         write_json(self.folder / "run.json", self._run)

@@ -22,6 +22,8 @@ page open on the first name in the alphabet, and that should be a score."""
 METRICS_PER_BATCH, PARAMS_PER_BATCH, VALUE_LENGTH, DIGEST_LENGTH, KEY_LENGTH = 1000, 100, 6000, 36, 250
 """MLflow's own limits (mlflow/utils/validation.py, 3.17.2)."""
 RUN_TAG, PARENT_TAG = "anchorfl.run", "mlflow.parentRunId"
+TRIAL_STATUS = "trial_status"
+"""Tag of a trial that has ended: MLflow has no status of its own for one that was stopped."""
 
 
 def key(name: str) -> str:

@@ -25,6 +25,7 @@ from anchorfl.pipeline.tracking.mlflow_entities import (
     PARENT_TAG,
     ROUND_COMPLETE,
     RUN_TAG,
+    TRIAL_STATUS,
 )
 from anchorfl.pipeline.tracking.mlflow_model import send_model
 from anchorfl.pipeline.tracking.mlflow_store import artifact_uri, open_store
@@ -115,6 +116,8 @@ class MlflowUploader:
             sent[name] = stamp
             write_json(self.folder / NOTES, notes)
         if metadata["status"] != "RUNNING":
+            if status := metadata["tags"].get(TRIAL_STATUS):  # it came after the others
+                self._client.set_tag(self.run_id, TRIAL_STATUS, status)
             self._client.set_terminated(self.run_id, metadata["status"], int(metadata["ended"] * 1000))
         return missing
 

@@ -18,6 +18,7 @@ from anchorfl.pipeline.run.provenance import check_same_data, run_info
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.pipeline.tracking.mlflow_entities import TRIAL_STATUS
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter
@@ -121,7 +122,7 @@ class SweepRecords:
             if trial.trace:
                 write_atomically(run_record.folder / "error.txt", trial.trace.encode())
                 run_record.artifact(run_record.folder / "error.txt")
-            run_record.end(ENDED[trial.status])
+            run_record.end(ENDED[trial.status], {TRIAL_STATUS: trial.status})
         self._end_counts[trial.status] = self._end_counts.get(trial.status, 0) + 1
         if trial.records:
             score = trial.records[trial.rounds]["score"]

@@ -11,6 +11,7 @@ import pytest
 
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.tracking import mlflow_upload
+from anchorfl.pipeline.tracking.mlflow_entities import TRIAL_STATUS
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, child_runs
 from anchorfl.pipeline.tracking.mlflow_store import open_store
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
@@ -172,6 +173,22 @@ def test_one_writer_serves_a_sweep(tmp_path, store):
     writer.end("FINISHED")
     assert lines == []
     assert in_store(store, tmp_path.name) == expected(folders)
+
+
+def test_how_a_trial_ended_is_a_tag(tmp_path, store):
+    """Also where its other tags were there before: MLflow has no status for a trial that was stopped."""
+    begin(tmp_path / "sweep", tmp_path.name).end("FINISHED")
+    tracker = begin(tmp_path / "sweep" / "0000", tmp_path.name, tmp_path / "sweep")
+    tree_uploader = MlflowTreeUploader(tmp_path / "sweep", store)
+    tree_uploader.add(tmp_path / "sweep" / "0000")
+    writer = MlflowWriter(tmp_path / "sweep", store, pytest.fail, uploader=tree_uploader, timeout_s=60)
+    writer.begin(None)
+    writer.wake()
+    tracker.end("FINISHED", {TRIAL_STATUS: "stopped"})
+    writer.end("FINISHED")
+    notes = read_json(tmp_path / "sweep" / "0000" / "tracking.json")
+    run = open_store(store).get_run(notes[store]["run_id"])
+    assert (run.info.status, run.data.tags[TRIAL_STATUS]) == ("FINISHED", "stopped")
 
 
 WRITE = """

@@ -100,6 +100,7 @@ def test_the_record_of_a_trial_that_is_another_point_now(run_spec, tmp_path):
     assert again["params"] | ran == again["params"]
     assert run_spec.experiment.federation.rounds != 2
     assert (again["tags"]["kind"], read_metadata(tmp_path)["tags"]["kind"]) == ("trial", "sweep")
+    assert again["tags"]["trial_status"] == "finished"
     assert again["id"] != first["id"]
     assert [r.metrics["validation/f1_macro"] for r in read_records(folder)[0]] == [0.7]
     assert read_metadata(aside) == first
