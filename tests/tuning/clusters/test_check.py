@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.config.schema import options_of
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.clusters import check as cloud
 from anchorfl.tuning.clusters.rules import Demand, Versions, share_fits
@@ -278,3 +280,16 @@ def test_bad_arguments(check, tmp_path):
         check(SHIPPED, "--client-gpus", "1.5")
     with pytest.raises(InputError, match=r"--clients-per-actor: .* and --preset"):
         check(SHIPPED, "--clients-per-actor", "2")
+
+
+def test_what_is_shipped_keeps_runs_and_asks_for_its_gpus():
+    """The folder of runs lies on the node's disk and is there before the container; a worker looks for its GPU."""
+    config = yaml.safe_load(SHIPPED.read_text())
+    (mount,) = (option.split()[1] for option in config["docker"]["run_options"] if option.startswith("-v "))
+    outside, inside = mount.split(":")
+    assert inside == "/home/ray/runs"
+    assert f"mkdir -p {outside}" in config["initialization_commands"]
+    assert config["worker_setup_commands"] == ["nvidia-smi --list-gpus"]
+    assert "head_setup_commands" not in config, "the head has none"
+    options = {name for name in re.findall(r"--([a-z]+\.[a-z_]+)", SHIPPED.read_text())}
+    assert {"task.cache", "cluster.backup"} <= options <= set(options_of(read_preset("digits/fedavg")))
