@@ -44,7 +44,9 @@ def no_cpus_here(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_cpus_here")
-@pytest.mark.parametrize("lost_in", ["", "round", "scores", "snapshot"])
+@pytest.mark.parametrize(
+    "lost_in", ["", "round", *(pytest.param(when, marks=pytest.mark.slow) for when in ("scores", "snapshot"))]
+)
 def test_same_bits_also_where_the_actor_is_lost(batched, finished_run, tmp_path, monkeypatch, lost_in):
     expected, killed = finished_run(batched), []
     if lost_in:
