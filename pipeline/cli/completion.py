@@ -13,8 +13,10 @@ from typing import Any
 from anchorfl.pipeline.terminal import say
 
 SHELLS = "bash", "zsh"
-OVERRIDES = "run", "sweep", "probe", "table"
-"""Commands that take ``--section.option``; all but ``table`` take presets."""
+OF_PRESETS = "run", "sweep", "probe"
+"""Commands that take presets and ``--section.option``."""
+OF_OPTIONS = "table", "benchmark", "recommend"
+"""Commands that take ``--section.option`` and no preset."""
 SCRIPT = """{zsh}_anchorfl() {{
     local words="{commands}" presets="{presets}" options="{options}"
     if ((COMP_CWORD > 1)); then
@@ -52,7 +54,8 @@ def script(
     cases = []
     for name, parser in parsers.items():
         words = [word for action in parser._actions for word in (*action.option_strings, *_choices(action))]
-        words += ["$options", *(["$presets"] if name != "table" else [])] if name in OVERRIDES else []
+        words += ["$options"] if name in (*OF_PRESETS, *OF_OPTIONS) else []
+        words += ["$presets"] if name in OF_PRESETS else []
         words += {"presets": ["$presets"], "run": ["--print"]}.get(name, [])
         cases.append(f'            {name}) words="{" ".join(words)}" ;;')
     return SCRIPT.format(

@@ -35,11 +35,13 @@ def completed(script):
 
 
 def test_commands_presets_options_and_choices(completed):
-    assert {"run", "runs", "resume", "report"} == set(completed("r"))
+    assert {"recommend", "run", "runs", "resume", "report"} == set(completed("r"))
     assert set(completed("run", "r8-8/")) == {name for name in preset_names() if name.startswith("r8-8/")}
     assert completed("sweep", "digits/fedal") == ["digits/fedalign"]
     assert completed("run", "digits/fedavg", "--federation.st") == ["--federation.steps", "--federation.stack"]
     assert {"--method.q1", "--method.q2"} == set(completed("run", "--method.q"))
+    assert completed("recommend", "x.csv", "--task.client_t") == ["--task.client_test"]
+    assert completed("recommend", "digits/f") == []
     assert completed("compare", "x", "--o") == ["--out"]
     assert completed("completion", "z") == ["zsh"]
 
