@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -170,7 +171,8 @@ class RoundLoop:
 
     def resume(self) -> None:
         """Go back to the last checkpoint; to the start where there is none."""
-        self.checkpoints.wait()
+        with suppress(LostError):  # of what it was saving: that is computed again
+            self.checkpoints.wait()
         self.state, self.best, self._clients_to_save, self._last_saved = LoopState(), {}, set(), 0
         checkpoint = self.checkpoints.load(self.progress.log)
         if checkpoint is None:

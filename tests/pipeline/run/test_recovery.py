@@ -85,12 +85,14 @@ def test_a_lost_server_is_made_good_from_the_checkpoint(experiment, finished_run
     assert sum(r.metrics["failures/server_restarts"] for r in read_records(tmp_path / "lost")[0]) == times
 
 
-@pytest.mark.parametrize("file_bytes", [1, 1 << 27])
+@pytest.mark.parametrize(("file_bytes", "needed"), [(1, False), (1 << 27, False), (1, True)])
 @pytest.mark.parametrize("round_", [1, 2, 3])
 def test_a_memory_that_is_lost_before_it_is_saved_is_computed_again(
-    experiment, finished_run, tmp_path, monkeypatch, round_, file_bytes
+    experiment, finished_run, tmp_path, monkeypatch, round_, file_bytes, needed
 ):
-    """It is fetched behind the next round, or after the last: the bits and records are those of a run without it."""
+    """It is fetched behind the next round, or after the last: the bits and records are those of a run without it. Where
+    the next round needs it, too (``needed``), that is one loss and not two.
+    """
     monkeypatch.setattr(checkpoint, "FILE_BYTES", file_bytes)
     e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 2, "epochs": 1})
     expected, lost = finished_run(e), []
@@ -109,11 +111,15 @@ def test_a_memory_that_is_lost_before_it_is_saved_is_computed_again(
 
     def counted(self, number, *given):
         self.seen = number
+        if needed and number == round_ + 1 and not raised:
+            raised.append(number)
+            raise LostError("the node with the client's memory is gone")
         return real_round(self, number, *given)
 
     def recover(self):
         self.server, self.memories = type(self.server)(self.server.run_spec), {}
 
+    raised = []
     monkeypatch.setattr(SerialExecutor, "memory_later", vanishing)
     monkeypatch.setattr(SerialExecutor, "round", counted)
     monkeypatch.setattr(SerialExecutor, "recover", recover)
@@ -125,6 +131,8 @@ def test_a_memory_that_is_lost_before_it_is_saved_is_computed_again(
         for result in (expected, got)
     ]
     assert kept[0] == kept[1]
+    restarts = sum(r.metrics["failures/server_restarts"] for r in read_records(tmp_path / "lost")[0])
+    assert restarts == (round_ < 3), "after the last round there is no record to count it in"
     again = run(e, tmp_path / "lost", quiet)  # its checkpoint is whole
     assert again.checksum == expected.checksum
 
