@@ -52,8 +52,8 @@ class NoOpTrainer(AveragingTrainer):
 
 
 def no_op_spec(population: int, clients: int, megabytes: str, actors: int = 0, forks: int = 0) -> RunSpec:
-    """Return a run; each client has one or two digits. megabytes: of ``SIZES``; actors or forks: workers, none for this
-    process alone.
+    """Return a run; each client has one or two digits. megabytes: of ``SIZES``; actors (which start Ray) or forks:
+    workers, none for this process alone.
     """
     e = Experiment(
         task=TaskOptions(name="digits", partition="iid", clients=population, min_count=1),
@@ -67,14 +67,13 @@ def no_op_spec(population: int, clients: int, megabytes: str, actors: int = 0, f
         ),
         tracking=TrackingOptions(uri="none"),
     )
+    if actors:
+        from anchorfl.pipeline.cluster import ray_cluster  # the other ways need no Ray
+
+        ray_cluster.start(e.cluster)  # which prepares the data, where they are not yet
     return make_run_spec(e, lambda line: None)
 
 
 def no_op_executor(population: int, clients: int, megabytes: str, actors: int = 0, forks: int = 0) -> Executor:
     """Return the executor of ``no_op_spec``."""
-    run_spec = no_op_spec(population, clients, megabytes, actors, forks)
-    if actors:
-        from anchorfl.pipeline.cluster import ray_cluster  # the other ways need no Ray
-
-        ray_cluster.start(run_spec.experiment.cluster)
-    return executor_for(run_spec)
+    return executor_for(no_op_spec(population, clients, megabytes, actors, forks))
