@@ -136,12 +136,14 @@ def shared_memory(config: Config) -> Iterator[Fault]:
 
 def code(config: Config, folder: Path) -> Iterator[Fault]:
     """Check that what the set-up installs is in the folder that is brought to the nodes. folder: the file's."""
-    commands = [str(command) for key in SETUPS for command in config.get(key) or ()]
+    commands = " ".join(str(command) for key in SETUPS for command in config.get(key) or ())
     for remote, local in config["file_mounts"].items():
         path = mounted(local, folder)
-        if any(f"{remote.rstrip('/')}/{LOCK}" in command for command in commands) and not (path / LOCK).is_file():
-            what = f"{local} is {path}, which has no {LOCK}, and the nodes install it"
-            yield Fault(f"file_mounts.{remote}", what, "put the cluster file into a checkout of AnchorFL, or name one")
+        for lock in dict.fromkeys(re.findall(rf"{re.escape(remote.rstrip('/'))}/(\S*\b{re.escape(LOCK)})", commands)):
+            if not (path / lock).is_file():
+                what = f"{local} is {path}, which has no {lock}, and the nodes install it"
+                hint = "put the cluster file into a checkout of AnchorFL, or name one"
+                yield Fault(f"file_mounts.{remote}", what, hint)
 
 
 def machines(config: Config) -> Iterator[Fault]:

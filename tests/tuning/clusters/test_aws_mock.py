@@ -36,8 +36,9 @@ def account(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     checkout = tmp_path / "checkout"  # Ray hashes all that it would copy, so this holds no virtual environment
     checkout.mkdir()
-    for name in ("cluster.yaml", "requirements.lock", ".gitignore"):
-        shutil.copy(SHIPPED.parent / name, checkout)
+    (checkout / "deploy").mkdir()
+    for name in ("cluster.yaml", "deploy/requirements.lock", ".gitignore"):
+        shutil.copy(SHIPPED.parent / name, checkout / name)
     monkeypatch.chdir(checkout)
     caches = (utils.resource_cache, utils.client_cache, aws._get_subnets_or_die)
     with moto.mock_aws():
@@ -168,5 +169,5 @@ def test_head_is_set_up(account, config, provider, tmp_path):
     copies = [shlex.split(c) for c in runner.commands if c.startswith("rsync")]
     assert any(words[-2].endswith("/.ray/auth_token") for words in copies)
     assert any(words[-2] == "./" and "dir-merge,- .gitignore" in " ".join(words) for words in copies)
-    assert "requirements.lock" in runner.one("pip install --quiet --disable-pip-version-check -r")
+    assert "deploy/requirements.lock" in runner.one("pip install --quiet --disable-pip-version-check -r")
     assert not any("secret" in command for command in runner.commands), "the token goes as a file"

@@ -44,9 +44,16 @@ def check(capsys):
 
 
 def edited(old: str, new: str) -> str:
-    text = SHIPPED.read_text()
+    """Return the shipped file with an edit, and with one type of worker: a second would have each fault again."""
+    text = re.sub(r"  on-demand:\n(?:    .*\n)+", "", SHIPPED.read_text())
     assert old in text, f"{old!r} is no longer in cluster.yaml"
     return text.replace(old, new)
+
+
+def as_checkout(folder: Path) -> None:
+    """Make a folder that has what the nodes install."""
+    (folder / "deploy").mkdir(parents=True)
+    (folder / "deploy" / "requirements.lock").touch()
 
 
 def faults(text: str, demand: Demand = PLENTY) -> list[str]:
@@ -157,8 +164,7 @@ def test_option_of_ec2_is_spelt_right():
 def test_all_faults_are_shown(check, tmp_path):
     text = edited("--dashboard-host=127.0.0.1", "--dashboard-host=0.0.0.0").replace("{ CPU: 0 }", "{ CPU: 4 }")
     file = tmp_path / "checkout" / "mine.yaml"
-    file.parent.mkdir()
-    (file.parent / "requirements.lock").touch()
+    as_checkout(file.parent)
     file.write_text(text.replace("rsync_filter", "rsync_filtre"))
     code, out, err = check(file)
     assert code == 2
@@ -176,8 +182,7 @@ def test_notes_name_the_store_and_the_token(check, tmp_path):
     assert any("chmod 600" in line for line in check(SHIPPED)[2])
     (tmp_path / ".ray" / "auth_token").chmod(0o600)
     file = tmp_path / "checkout" / "mine.yaml"
-    file.parent.mkdir()
-    (file.parent / "requirements.lock").touch()
+    as_checkout(file.parent)
     file.write_text(edited("-e ANCHORFL_DATA=/home/ray/data", "-e ANCHORFL_CACHE=s3://bucket/cache"))
     assert check(file)[2] == []
 
@@ -200,10 +205,10 @@ def test_mounts_are_those_of_the_folder_of_the_file(check, tmp_path, monkeypatch
         (folder / "cluster.yaml").write_text(SHIPPED.read_text())
     secret, code = refused("cluster.yaml")
     assert secret.startswith(f"anchorfl: ., {home}, goes to every node, where all who run code can read it; ")
-    assert code.startswith(f"anchorfl: . is {home}, which has no requirements.lock, and the nodes install it; ")
+    assert code.startswith(f"anchorfl: . is {home}, which has no deploy/requirements.lock, and the nodes install it; ")
     (only,) = refused("with blank/cluster.yaml")
-    assert only.startswith(f"anchorfl: . is {checkout}, which has no requirements.lock")
-    (checkout / "requirements.lock").touch()
+    assert only.startswith(f"anchorfl: . is {checkout}, which has no deploy/requirements.lock")
+    as_checkout(checkout)
     assert f"  cd '{checkout}'\n  ray up cluster.yaml\n" in check("with blank/cluster.yaml")[1]
     monkeypatch.chdir(checkout)
     assert "  cd " not in check("cluster.yaml")[1]
@@ -234,7 +239,7 @@ def test_mounts_are_those_of_the_folder_of_the_file(check, tmp_path, monkeypatch
     ],
 )
 def test_shares_of_a_gpu(demand, named):
-    found = faults(SHIPPED.read_text(), demand)
+    found = faults(edited("", ""), demand)
     assert found == [] if named is None else len(found) == 1 and named in found[0], found
 
 
@@ -293,3 +298,22 @@ def test_what_is_shipped_keeps_runs_and_asks_for_its_gpus():
     assert "head_setup_commands" not in config, "the head has none"
     options = {name for name in re.findall(r"--([a-z]+\.[a-z_]+)", SHIPPED.read_text())}
     assert {"task.cache", "cluster.backup"} <= options <= set(options_of(read_preset("digits/fedavg")))
+
+
+@pytest.mark.parametrize(("most", "taken"), [(4, "worker"), (0, "on-demand")])
+def test_ray_takes_spot_machines_where_it_may(most, taken):
+    """By Ray's own scheduler, which takes the later name of two types that fit alike."""
+    from ray.autoscaler._private.resource_demand_scheduler import _default_utilization_scorer, get_nodes_for
+    from ray.autoscaler._private.util import prepare_config
+
+    text = SHIPPED.read_text().replace("max_workers: 4\n    resources", f"max_workers: {most}\n    resources")
+    config = prepare_config(yaml.safe_load(text))
+
+    def score(*arguments):
+        return _default_utilization_scorer(*arguments, node_availability_summary=None)
+
+    types = config["available_node_types"]
+    added, left = get_nodes_for(types, {}, "head", 4, [{"GPU": 1.0}, {"GPU": 1.0}], score)
+    assert text.count("max_workers: 4") == (3 if most else 2)
+    assert (dict(added), left) == ({taken: 2}, [])
+    assert ("InstanceMarketOptions" in types[taken]["node_config"]) == (taken == "worker")
