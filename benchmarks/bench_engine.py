@@ -18,7 +18,9 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from benchmarks.readings import MEGABYTE, machine, pss, reading_of, report
 FLOWER, PFL = (Path(__file__).with_name(f"no_op_{peer}.py") for peer in ("flower", "pfl"))
 SETTLED = 1
 """Rounds that are left out: the first starts the actors."""
+LEAST_MS = 0.1
+"""Of CPU a round; a process that takes less is not shown."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,16 @@ def clients_of(case: Case, round_: int) -> list[int]:
     return sorted((round_ * case.clients + i) % case.population for i in range(case.clients))
 
 
-def cpu_seconds() -> float:
-    """Return the CPU seconds so far of this process and all below it."""
-    me = psutil.Process()
-    return sum(sum(process.cpu_times()[:2]) for process in (me, *me.children(recursive=True)))
+def cpu_seconds() -> dict[str, float]:
+    """Return the CPU seconds so far of this process, the driver, and of those below it, by their name."""
+    me, out = psutil.Process(), Counter[str]()
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # one of Ray's helpers that has just ended
+            title = (process.cmdline() or [""])[0]
+            title = title if title.startswith("ray::") else process.name()
+            name = "driver" if process == me else title.removeprefix("ray::").partition(".")[0]
+            out["fork" if name == me.name() else name] += sum(process.cpu_times()[:2])
+    return dict(out)
 
 
 def run_case(case: Case) -> None:
@@ -90,7 +100,7 @@ def run_case(case: Case) -> None:
     from benchmarks.no_op import no_op_executor
 
     executor = no_op_executor(case.population, case.clients, case.megabytes, case.actors, case.forks)
-    taken, first, size, cpu = [], 0.0, 0, 0.0
+    taken, first, size, cpu = [], 0.0, 0, dict[str, float]()
     try:
         executor.warm_up(clients_of(case, 1))  # as the round loop does
         for round_ in range(1, case.rounds + 1):
@@ -101,8 +111,8 @@ def run_case(case: Case) -> None:
                 cpu = cpu_seconds()
             first = first or time.time() - psutil.Process().create_time()
             size = outcome.bytes_down // case.clients
-        cpu = (cpu_seconds() - cpu) / (case.rounds - SETTLED)
-        report(case.name, seconds=taken, first=first, bytes=size, pss=pss(), cpu=cpu)
+        spent = {n: (s - cpu.get(n, 0.0)) / (case.rounds - SETTLED) for n, s in cpu_seconds().items()}
+        report(case.name, seconds=taken, first=first, bytes=size, pss=pss(), cpu=sum(spent.values()), cpu_of=spent)
     finally:
         executor.close()
 
@@ -140,6 +150,17 @@ def table(readings: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def profile(readings: dict[str, list[dict[str, Any]]]) -> str:
+    """Return the CPU of a round by process, medians over the repeats, as Markdown."""
+    lines = ["| CPU of a round (ms) | by process |", "|---|---|"]
+    for name, each in readings.items():
+        if "cpu_of" in each[0]:
+            of = {n: 1e3 * statistics.median(one["cpu_of"].get(n, 0.0) for one in each) for n in each[0]["cpu_of"]}
+            shown = sorted(((ms, n) for n, ms in of.items() if ms >= LEAST_MS), reverse=True)
+            lines.append(f"| {name} | {', '.join(f'{n} {ms:.1f}' for ms, n in shown)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
@@ -156,7 +177,7 @@ def main() -> None:
     for _ in range(options.repeats):
         for name, command in commands(options.cases, options.flower, options.pfl).items():
             readings.setdefault(name, []).append(reading_of(command))
-    print(table(readings))
+    print(table(readings), profile(readings), sep="\n\n")
     if options.out is not None:
         about = machine("ray", "torch", "numpy")
         content = {"about": about, "cases": {n: asdict(c) for n, c in CASES.items()}, "readings": readings}
