@@ -156,7 +156,7 @@ KEPT = {
     "suite": Kept(
         ("suite",),
         "suite --data suite-digits-masks-2,suite-digits-masks-3,suite-digits-skew-0.1,suite-digits-skew-masks,"
-        "suite-scene-masks-2",
+        "suite-scene-masks-2,suite-scene-masks-3",
         "suite",
     ),
 }

@@ -119,7 +119,7 @@ def report(options: argparse.Namespace) -> int:
     folder = sweeps[0]
     plan = load_plan(folder, {})
     view = read_sweep(plan, folder.resolve())
-    for path in write_report(view, folder / "report", plan.text_of(view.best.point if view.best else {})):
+    for path in write_report(view, folder / "report", plan.text_of):
         say(path)
     return 0
 

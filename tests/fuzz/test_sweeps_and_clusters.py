@@ -49,7 +49,7 @@ def sweep(folder):
 
 def report(folder, made):
     plan = load_plan(folder, {})
-    write_report(read_sweep(plan, folder), made, plan.text)
+    write_report(read_sweep(plan, folder), made, plan.text_of)
 
 
 def check(folder, made):

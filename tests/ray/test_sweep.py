@@ -44,6 +44,33 @@ def whole(experiment, tmp_path_factory, one_ray):
     return folder / "whole"
 
 
+@pytest.mark.slow
+def test_two_objectives_are_what_the_runs_moved(preset, one_ray, capsys):
+    """A front of network widths; resumed, it suggests what it suggested and trains nothing again."""
+    preset(tracking={"uri": "none"}, cluster={"executor": "serial"})
+    words = ["--space", "model.width=8,16,32", "--searcher", "grid", *SHORT[2:], "--finals", "0"]
+    assert main(["sweep", "toy.toml", *words, "--against", "megabytes", "--output", "s", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    for trial in trials("s"):
+        moved = []
+        for seed in trial.records[2]["scores"]:
+            rows = read_records(Path(f"s/trials/{trial.number:04d}/seed-{seed}"))[0]
+            moved.append(
+                sum(value for r in rows for name, value in r.metrics.items() if name.endswith("load_bytes")) / 1e6
+            )
+        assert trial.records[2]["expense"] == pytest.approx(sum(moved) / len(moved))
+        assert trial.records[2]["expense"] == shown["trials"][trial.number]["expense"] > 0
+    by_width = sorted(shown["trials"], key=lambda trial: trial["point"]["model.width"])
+    assert sorted(by_width, key=lambda trial: trial["expense"]) == by_width
+    assert shown["front"][0] == by_width[0]["number"]
+    assert shown["chosen"] == shown["front"][-1]
+    assert {p.stem for p in Path("s/report/front").iterdir()} == {f"trial-{n}" for n in shown["front"]}
+    assert main(["sweep", "--resume", "s", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["front"] == shown["front"]
+    assert main(["sweep", "toy.toml", *SPACE, "--against", "seconds"]) == 2
+    assert "--against seconds compares whole trials: give --scheduler none" in capsys.readouterr().err
+
+
 @pytest.mark.apart
 def test_trials_are_runs(preset, whole):
     """Serial, on actors or in forked workers, for four clients: the same scores; and each seed of a trial is bit for

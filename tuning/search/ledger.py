@@ -42,6 +42,8 @@ class ReportedRound(TypedDict):
     """Mean over seeds, 0 to 1."""
     scores: dict[str, float]
     """Seed -> score."""
+    expense: NotRequired[float]
+    """Value of the second objective so far, as a mean over seeds; where the sweep has one."""
     seconds: NotRequired[float]
     """Wall time of the trial so far."""
     training_seconds: NotRequired[float]

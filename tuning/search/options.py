@@ -27,6 +27,9 @@ class SweepOptions:
     """Price of a CPU for an hour, in the currency of ``cost``."""
     gpu_price: float = 0.0
     """Price of a GPU for an hour."""
+    against: Literal["", "megabytes", "seconds"] = ""
+    """Second objective, to be small: ``megabytes`` that a run of a trial moved, or ``seconds`` in which it trained. The
+    report shows the front of trials that none beats in both; the chosen one is still that of the best score."""
     rounds: int = 0
     """Rounds of a whole trial; 0: those of the preset. The chosen point always gets the preset's."""
     grace: int = 0
@@ -60,6 +63,8 @@ class SweepOptions:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {low}")
         if self.cpus <= 0:
             raise ValueError(f"--cpus {self.cpus}: must be above 0")
+        if self.against and self.scheduler != "none":
+            raise ValueError(f"--against {self.against} compares whole trials: give --scheduler none")
         if self.cost and not (self.cpu_price or self.gpu_price):
             raise ValueError("--cost needs --cpu-price or --gpu-price: what an hour of one costs")
 

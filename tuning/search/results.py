@@ -32,6 +32,8 @@ class Trial:
     """Wall time in all."""
     training_seconds: float = 0.0
     """The part in which clients trained or models were scored."""
+    expense: float = 0.0
+    """Value of the second objective, a mean over seeds; 0 where the sweep has none."""
     error: str = ""
     """Reason of the failure, one line."""
 
@@ -88,6 +90,8 @@ class Sweep:
     rule: Rule
     seeds: tuple[int, ...]
     """The trials' seeds."""
+    against: str = ""
+    """Second objective: ``megabytes`` or ``seconds``; "" for none."""
     rounds: int
     """Rounds of a whole trial."""
     trials: tuple[Trial, ...]
@@ -144,17 +148,29 @@ class Sweep:
         """Trial that the rule chooses, on validation alone; None where none has a score."""
         return next(iter(self.ranked()), None)
 
+    @property
+    def front(self) -> list[Trial]:
+        """Whole trials that none beats in both objectives, cheapest first: each next one costs more and scores more."""
+        out = list[Trial]()
+        whole = [t for t in self.ranked() if t.status == "finished"] if self.against else []
+        for trial in sorted(whole, key=lambda t: t.expense):  # of equal expense the better one is first, as ranked
+            if not out or statistics.fmean(trial.scores(self.rule)) > statistics.fmean(out[-1].scores(self.rule)):
+                out.append(trial)
+        return out
+
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as values of JSON: what was chosen, the trials without their curves, the final runs."""
-        names = ("preset", "task", "method", "searcher", "scheduler", "metric", "rule", "rounds", "seconds")
+        names = ("preset", "task", "method", "searcher", "scheduler", "metric", "rule", "against", "rounds", "seconds")
         return {name: getattr(self, name) for name in names} | {
             "complete": self.complete,
             "seeds": list(self.seeds),
             "chosen": self.best and self.best.number,
+            "front": [trial.number for trial in self.front],
             "trials": [
                 {
                     "number": trial.number, "point": dict(trial.point), "status": trial.status, "rounds": trial.rounds,
                     "scores": trial.scores(self.rule), "seconds": trial.seconds, "error": trial.error,
+                    "expense": trial.expense,
                 }
                 for trial in self.trials
             ],

@@ -21,7 +21,8 @@ from anchorfl.tuning.search.options import SweepOptions, TrialRounds
 from anchorfl.tuning.search.search_space import Choice, Dimension, Range, Space, Value
 
 HyperParams = dict[str, Value]
-ROUND, SCORE = "training_iteration", "score"
+ROUND, SCORE, EXPENSE = "training_iteration", "score", "expense"
+"""Keys of what a searcher hears of a trial; the second objective's value is there where the sweep has one."""
 REFUSED = -1.0
 """Score of a point that the options refuse, below any real one."""
 START_UP = 10
@@ -70,8 +71,8 @@ def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping
     points = None if first is None else [{n: inner_of(space[n], v) for n, v in first.items()}]
     return OptunaSearch(
         {name: distribution_of(d) for name, d in space.items()},
-        metric=SCORE,
-        mode="max",
+        metric=[SCORE, EXPENSE] if options.against else SCORE,
+        mode=["max", "min"] if options.against else "max",
         sampler=sampler,
         points_to_evaluate=points,
     )
@@ -120,8 +121,10 @@ def draw(
         point = dict(suggested) if isinstance(searcher, Grid) else values_of(space, suggested)
         if allowed(point):
             return name, point
-        # Told as the worst there is: TPE would search a region of which it only heard failures for ever.
-        searcher.on_trial_complete(name, {ROUND: 0, SCORE: REFUSED})
+        # Told as the worst there is: TPE would search a region of which it only heard failures for ever. Of two
+        # objectives there is no worst, so there it is a failure.
+        two = isinstance(searcher.metric, list)
+        searcher.on_trial_complete(name, None if two else {ROUND: 0, SCORE: REFUSED}, error=two)
     return None
 
 

@@ -19,7 +19,7 @@ from ray.tune.search import Searcher
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.ledger import Event, Ledger
 from anchorfl.tuning.search.search_space import Space
-from anchorfl.tuning.search.searchers import ROUND, SCORE, HyperParams, draw
+from anchorfl.tuning.search.searchers import EXPENSE, ROUND, SCORE, HyperParams, draw
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class Study:
 
     def _apply_result(self, trial: TrialState, round_: int, record: dict[str, Any]) -> None:
         trial.records[round_] = record
-        report = {ROUND: round_, SCORE: record["score"]}
+        report = _heard(round_, record)
         if round_ < self.rounds:
             trial.decision = self.scheduler.on_trial_result(None, trial, report)
         if trial.decision != TrialScheduler.STOP and trial.searched_as:
@@ -190,7 +190,7 @@ class Study:
     def _apply_end(self, trial: TrialState, status: str, error: str) -> None:
         trial.status, trial.error = status, error
         last = trial.records.get(trial.rounds)
-        report = None if last is None else {ROUND: trial.rounds, SCORE: last["score"]}
+        report = None if last is None else _heard(trial.rounds, last)
         if status == "failed" or report is None:
             self.scheduler.on_trial_error(None, trial)
         else:
@@ -216,6 +216,12 @@ class Study:
             self._apply_result(self.trials[event["trial"]], event["round"], event["record"])
         elif kind == "end":
             self._apply_end(self.trials[event["trial"]], event["status"], event["error"])
+
+
+def _heard(round_: int, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what searcher and scheduler hear of a round."""
+    expense = {EXPENSE: record[EXPENSE]} if EXPENSE in record else {}
+    return {ROUND: round_, SCORE: record["score"], **expense}
 
 
 def read_trials(events: Sequence[Event]) -> list[TrialState]:

@@ -33,14 +33,14 @@ from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import lock_run, write_config
-from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
+from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_records
 from anchorfl.pipeline.terminal import say_error
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.backup import backup_of, set_aside
 from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.search_space import PRESET, Value
-from anchorfl.tuning.search.searchers import HyperParams
+from anchorfl.tuning.search.searchers import EXPENSE, HyperParams
 from anchorfl.tuning.search.tune_adapter import ERROR
 
 SERVER_CPUS = 0.1
@@ -65,6 +65,8 @@ class TrialContext:
     """Key in a round's record: ``validation/f1_macro``, for example."""
     slots: int
     """Client actors of a trial."""
+    against: str = ""
+    """Second objective (``SweepOptions.against``); "" for none."""
 
     def of(self, point: Mapping[str, Value]) -> Mapping[int, RunSpec]:
         """Return seed -> data and class-name vectors of a point's preset."""
@@ -249,8 +251,12 @@ def _record(folder: Path, seeds: Sequence[int], round_: int, context: TrialConte
     scores = {seed: record.metrics[context.metric] for seed, record in now.items()}
     shared = set.intersection(*(set(r.metrics) for r in now.values()))
     means = {k: statistics.fmean(r.metrics[k] for r in now.values()) for k in sorted(shared)}
-    training = sum(_training(r, context.slots) for records in rows.values() for r in records if r.round <= round_)
+    so_far = [r for records in rows.values() for r in records if r.round <= round_]
+    training = sum(_training(r, context.slots) for r in so_far)
+    moved = sum(r.metrics.get(name, 0.0) for r in so_far for name in COMMUNICATION) / 1e6
+    expense = {"megabytes": moved, "seconds": training}
     return {
+        **({EXPENSE: expense[context.against] / len(rows)} if context.against else {}),
         "score": statistics.fmean(scores.values()),
         "scores": {str(seed): score for seed, score in scores.items()},
         "metrics": {k: v for k, v in means.items() if not k.startswith("system/")},

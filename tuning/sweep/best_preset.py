@@ -1,4 +1,4 @@
-"""The chosen point as a preset that is ready to run."""
+"""A trial's point as a preset that is ready to run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import tomllib
 from typing import Any
 
 from anchorfl.pipeline.config.schema import from_tree, to_toml
-from anchorfl.tuning.search.results import Sweep, seeds_text
+from anchorfl.tuning.search.results import Sweep, Trial, seeds_text
 from anchorfl.tuning.search.search_space import PRESET, Value
 
 
-def best_preset(sweep: Sweep, text: str) -> str:
-    """Return the preset's TOML text with the chosen values in place of its own; a head says whence they come."""
-    trial = sweep.best
-    if trial is None:
-        raise ValueError("a sweep without a scored trial has chosen nothing")
+def best_preset(sweep: Sweep, trial: Trial, text: str) -> str:
+    """Return the preset's TOML text with a scored trial's values in place of its own; a head says whence they come."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     chosen = tomllib.loads(text)
     for name, value in trial.point.items():
@@ -30,7 +27,8 @@ def best_preset(sweep: Sweep, text: str) -> str:
         lines = to_toml(from_tree(chosen)).splitlines()
     score = 100 * statistics.fmean(trial.scores(sweep.rule))
     head = [
-        f"# {trial.point.get(PRESET, sweep.preset)} with the point that {sweep.name} chose:"
+        f"# {trial.point.get(PRESET, sweep.preset)} with the point"
+        f" {f'that {sweep.name} chose' if trial == sweep.best else f'on the front of {sweep.name}'}:"
         f" trial {trial.number} of {len(sweep.trials)}.",
         f"# Validation {sweep.metric} {score:.2f} ({sweep.rule}, round {trial.rounds},"
         f" {seeds_text(sorted(trial.curves))}).",

@@ -49,9 +49,13 @@ class OptunaFile:
         rule: Rule,
         events: Sequence[Event],
         log: Log,
+        *,
+        two: bool = False,
     ) -> None:
-        """events: the ledger's so far; the search replays them, and the file has them already."""
-        self.folder, self.rule, self.log = folder, rule, log
+        """events: the ledger's so far; the search replays them, and the file has them already. two: the sweep has a
+        second objective.
+        """
+        self.folder, self.rule, self.log, self.two = folder, rule, log, two
         self.distributions = {name: distribution(d, preset_point[name]) for name, d in space.items()}
         self._to_replay = sum(event["event"] != "start" for event in events)
         self._broken = False
@@ -82,7 +86,8 @@ class OptunaFile:
         with tempfile.TemporaryDirectory() as scratch:
             draft = Path(scratch) / FILE
             storage = JournalStorage(JournalFileBackend(str(draft)))
-            study = storage.create_new_study([StudyDirection.MAXIMIZE], self.folder.name)
+            directions = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][: 1 + self.two]
+            study = storage.create_new_study(directions, self.folder.name)
             for trial in read_trials(events):
                 storage.create_new_trial(study, self._frozen(trial, begun[trial.number], ended.get(trial.number, 0)))
             write_atomically(path, draft.read_bytes())
@@ -108,9 +113,10 @@ class OptunaFile:
         )
 
     def _values(self, trial: TrialState) -> list[float] | None:
-        """Return the score by which the sweep ranks an ended trial; None where there is none."""
-        scores = as_trial(trial).scores(self.rule) if trial.status in ("finished", "stopped") else []
-        return [statistics.fmean(scores)] if scores else None
+        """Return the score by which the sweep ranks an ended trial, and its expense; None where there is none."""
+        ended = as_trial(trial)
+        scores = ended.scores(self.rule) if trial.status in ("finished", "stopped") else []
+        return [statistics.fmean(scores), ended.expense][: 1 + self.two] if scores else None
 
     def _id(self, trial: TrialState) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study, trial.number)

@@ -68,6 +68,24 @@ def heat_map(sweep: Sweep, x: str, y: str) -> Figure:
     return figure
 
 
+def front(sweep: Sweep) -> Figure:
+    """Draw the score against the second objective: every whole trial, the front as a line, the chosen one outlined."""
+    figure = Figure(figsize=(4.6, 3.2), layout="constrained")
+    ax = figure.add_subplot()
+    whole = [trial for trial in _scored(sweep) if trial.status == "finished"]
+    ax.scatter([t.expense for t in whole], [_mean(sweep, t) for t in whole], s=26, color=GREY, zorder=2)
+    best = [(trial.expense, _mean(sweep, trial)) for trial in sweep.front]
+    ax.plot(*zip(*best, strict=True), color="#31688e", marker="o", markersize=5, linewidth=1.2, zorder=3)
+    for trial, at in zip(sweep.front, best, strict=True):
+        ax.annotate(f"{trial.number}", at, xytext=(4, -9), textcoords="offset points", fontsize=8, color=INK)
+    if sweep.best is not None:
+        ax.scatter(sweep.best.expense, _mean(sweep, sweep.best), s=150, facecolor="none", edgecolor=INK, zorder=4)
+    ax.set_xlabel(sweep.against)
+    ax.set_ylabel(f"validation {_metric(sweep)}")
+    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    return figure
+
+
 def against(sweep: Sweep, name: str) -> Figure:
     """Draw the score against one dimension: mean over seeds, and a bar from the lowest to the highest seed.
 

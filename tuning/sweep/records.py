@@ -185,5 +185,6 @@ def as_trial(trial: TrialState) -> Trial:
         curves=curves,
         seconds=last.get("seconds", 0.0),
         training_seconds=last.get("training_seconds", 0.0),
+        expense=last.get("expense", 0.0),
         error=trial.error,
     )

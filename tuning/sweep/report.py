@@ -5,7 +5,7 @@ point as a preset. Written anew at any time from what the sweep's folder holds; 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +16,7 @@ from anchorfl.pipeline.results.mean_sd import mean_sd_percent
 from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tuning.search.results import Sweep, Trial, seeds_text, tie_text
-from anchorfl.tuning.search.search_space import Range, describe
+from anchorfl.tuning.search.search_space import Range, Value, describe
 from anchorfl.tuning.sweep import plots
 from anchorfl.tuning.sweep.best_preset import best_preset
 from anchorfl.tuning.sweep.html import Block, html, markdown, to_csv
@@ -30,9 +30,15 @@ RULES = {
 }
 
 
-def write_report(sweep: Sweep, out: Path, preset_toml: str | None = None) -> list[Path]:
-    """Write ``report.html``, ``report.md`` with ``figures/``, ``trials.csv`` and, given the preset's text,
-    ``best.toml`` into ``out``; return what was written, the figures as their folder.
+EXPENSES = {"megabytes": "megabytes that a run moved", "seconds": "seconds in which a run trained and was scored"}
+FRONT = (
+    "Trials that no other beats in both, cheapest first. The chosen one has the best score; each is a preset in front/."
+)
+
+
+def write_report(sweep: Sweep, out: Path, text_of: Callable[[Mapping[str, Value]], str] | None = None) -> list[Path]:
+    """Write ``report.html``, ``report.md`` with ``figures/``, ``trials.csv`` and, given what returns a point's preset
+    as TOML, ``best.toml`` and ``front/`` into ``out``; return what was written, folders as such.
     """
     (out / "figures").mkdir(parents=True, exist_ok=True)
     blocks = list(_blocks(sweep))
@@ -41,15 +47,25 @@ def write_report(sweep: Sweep, out: Path, preset_toml: str | None = None) -> lis
     write_atomically(out / "report.md", markdown(title, blocks, out / "figures").encode())
     write_atomically(out / "trials.csv", _csv(sweep).encode())
     files = [out / "report.html", out / "report.md", out / "figures", out / "trials.csv"]
-    if preset_toml is not None and sweep.best is not None:
-        write_atomically(out / "best.toml", best_preset(sweep, preset_toml).encode())
+    if text_of is not None and sweep.best is not None:
+        write_atomically(out / "best.toml", best_preset(sweep, sweep.best, text_of(sweep.best.point)).encode())
         files.append(out / "best.toml")
+        for trial in sweep.front:
+            (out / "front").mkdir(exist_ok=True)
+            preset = best_preset(sweep, trial, text_of(trial.point))
+            write_atomically(out / "front" / f"trial-{trial.number}.toml", preset.encode())
+        files += [out / "front"] if sweep.front else []
     return files
 
 
 def _blocks(sweep: Sweep) -> Iterator[Block]:
     yield Block(rows=_facts(sweep))
     yield Block("What was chosen", paragraphs=_verdict(sweep))
+    if sweep.front:
+        yield Block(f"Score against {sweep.against}", rows=_front(sweep), paragraphs=[FRONT])
+        yield _picture(
+            "The front", "front", partial(plots.front, sweep), "Line: the front; outlined: the chosen trial."
+        )
     if sweep.final_runs_begun:
         yield Block("On fresh seeds, tested once", rows=_final_runs(sweep))
     yield from _pictures(sweep)
@@ -70,6 +86,7 @@ def _facts(sweep: Sweep) -> list[list[str]]:
         seeds_text(sweep.seeds).split(" ", 1),
         ["score", f"validation {sweep.metric}, {sweep.rule}{', mean over seeds' if several else ''}"],
         ["wall time of the search", format_duration(sweep.seconds)],
+        *([["second objective", f"{EXPENSES[sweep.against]}, to be small"]] if sweep.against else []),
     ]
     for name, dimension in sweep.space.items():
         spec = describe(dimension).rpartition(":")[0] if isinstance(dimension, Range) else describe(dimension)
@@ -104,6 +121,14 @@ def _verdict(sweep: Sweep) -> list[str]:
     error = statistics.stdev(gains) / len(gains) ** 0.5
     word = "Within noise: " if abs(gain) < error else ""
     return [*lines, f"{word}gain {gain:+.2f}, standard error over {len(gains)} paired seeds {error:.2f}."]
+
+
+def _front(sweep: Sweep) -> list[list[str]]:
+    rows = [
+        [str(t.number), format_point(t.point), mean_sd_percent(t.scores(sweep.rule)), f"{t.expense:,.4g}"]
+        for t in sweep.front
+    ]
+    return [["trial", "point", "score", sweep.against], *rows]
 
 
 def _final_runs(sweep: Sweep) -> list[list[str]]:
@@ -160,7 +185,8 @@ def _picture(title: str, file: str, draw: Callable[[], Figure], caption: str) ->
 
 def _table(sweep: Sweep) -> list[list[str]]:
     seeds = [f"seed {seed}" for seed in sweep.seeds] if len(sweep.seeds) > 1 else []
-    head = ["trial", *sweep.space, "status", "round", "score", *seeds, "s", "overhead s", "%"]
+    moved = ["MB"] if sweep.against == "megabytes" else []
+    head = ["trial", *sweep.space, "status", "round", "score", *seeds, *moved, "s", "overhead s", "%"]
     ranked = sweep.ranked()
     rest = [trial for trial in sweep.trials if trial not in ranked]
     return [head, *(_row(sweep, trial) for trial in [*ranked, *rest])]
@@ -174,7 +200,8 @@ def _row(sweep: Sweep, trial: Trial) -> list[str]:
     point = [f"{v:g}" if isinstance(v, float) else str(v) for v in (trial.point[n] for n in sweep.space)]
     times = [f"{trial.seconds:.0f}", f"{overhead:.1f}", share] if scores else ["-"] * 3
     mean = mean_sd_percent(scores) if scores else "-"
-    return [str(trial.number), *point, trial.status, str(trial.rounds), mean, *each, *times]
+    moved = [f"{trial.expense:,.4g}"] if sweep.against == "megabytes" else []
+    return [str(trial.number), *point, trial.status, str(trial.rounds), mean, *each, *moved, *times]
 
 
 def _how_to_read(sweep: Sweep) -> str:
@@ -190,6 +217,7 @@ def _how_to_read(sweep: Sweep) -> str:
 def _csv(sweep: Sweep) -> str:
     seeds = [f"score_seed_{seed}" for seed in sweep.seeds]
     head = ["trial", "status", "rounds", *sweep.space, "score_mean", "score_sd", *seeds, "seconds", "overhead_seconds"]
+    head += [f"expense_{sweep.against}"] if sweep.against else []
     rows: list[list[object]] = [[*head]]
     for trial in sweep.trials:
         scores = trial.scores(sweep.rule)
@@ -198,5 +226,6 @@ def _csv(sweep: Sweep) -> str:
         each = [f"{s:.6f}" for s in scores] or [""] * len(sweep.seeds)
         point = [trial.point[name] for name in sweep.space]
         times = [f"{trial.seconds:.3f}", f"{trial.seconds - trial.training_seconds:.3f}"]
-        rows.append([trial.number, trial.status, trial.rounds, *point, mean, sd, *each, *times])
+        expense = [f"{trial.expense:.6f}"] if sweep.against else []
+        rows.append([trial.number, trial.status, trial.rounds, *point, mean, sd, *each, *times, *expense])
     return to_csv(rows)

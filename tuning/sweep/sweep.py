@@ -120,7 +120,13 @@ class _SweepRun:
         try:
             plan = self.plan
             for_optuna = OptunaFile(
-                self.folder, plan.space, plan.preset_point, plan.options.rule, ledger.events, self.log
+                self.folder,
+                plan.space,
+                plan.preset_point,
+                plan.options.rule,
+                ledger.events,
+                self.log,
+                two=bool(plan.options.against),
             )
             study = self._make_study(ledger, [records, progress, for_optuna, self.sweep_backup])
             study.replay()
@@ -170,7 +176,7 @@ class _SweepRun:
         for path in (
             self.folder / "sweep.json",
             self.folder / LEDGER,
-            *write_report(view, self.folder / "report", plan.text_of(view.best.point if view.best else {})),
+            *write_report(view, self.folder / "report", plan.text_of),
         ):
             records.artifact(path)
         for note in notes:
@@ -181,7 +187,10 @@ class _SweepRun:
         plan = self.plan
         run_specs = {name: {seed: of[seed] for seed in seeds} for name, of in self.run_specs.items()}
         metric = f"validation/{plan.options.metric}"
-        return TrialContext(run_specs, plan.names, str(folder), plan.rounds.whole, metric, plan.options.slots)
+        options = plan.options
+        return TrialContext(
+            run_specs, plan.names, str(folder), plan.rounds.whole, metric, options.slots, options.against
+        )
 
     def _make_study(self, ledger: Ledger, observers: list[Observer]) -> Study:
         plan = self.plan
@@ -239,7 +248,7 @@ def read_sweep(plan: SweepPlan, folder: Path) -> Sweep:
         name=folder.name, preset=", ".join(plan.experiments), task=plan.experiment.task.name,
         method=", ".join(dict.fromkeys(experiment.method.name for experiment in plan.experiments.values())),
         space=plan.space, searcher=options.searcher, scheduler=options.scheduler, metric=options.metric,
-        rule=options.rule, seeds=plan.seeds, rounds=plan.rounds.whole,
+        rule=options.rule, seeds=plan.seeds, against=options.against, rounds=plan.rounds.whole,
         trials=tuple(as_trial(trial) for trial in read_trials(ledger.events)),
         seconds=wall_seconds(ledger.events), notes=_notes(plan), fresh_seeds=plan.fresh_seeds,
         reference_wanted=plan.options.reference, final_runs_begun=(folder / "final").exists(),

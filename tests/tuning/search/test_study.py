@@ -31,12 +31,18 @@ COUNT, ROUNDS = 14, TrialRounds(whole=9, grace=2)
 
 
 def test_a_point_that_is_refused_counts_as_the_worst(monkeypatch):
-    """Not as a failure: TPE would search where it only heard of failures for ever."""
-    searcher, heard = make_searcher(SweepOptions(searcher="random"), SPACE, 3, None), []
-    monkeypatch.setattr(searcher, "on_trial_complete", lambda name, result=None: heard.append((name, result)))
-    name, point = draw(searcher, SPACE, 7, lambda point: len(heard) == 2)
-    assert (name, set(point)) == ("0007-2", set(SPACE))
-    assert heard == [(n, {ROUND: 0, SCORE: REFUSED}) for n in ("0007", "0007-1")]
+    """Not as a failure: TPE would search where it only heard of failures for ever. Two objectives have no worst."""
+    for against, said in (("", ({ROUND: 0, SCORE: REFUSED}, False)), ("seconds", (None, True))):
+        options, heard = SweepOptions(searcher="random", scheduler="none", against=against), []
+        searcher = make_searcher(options, SPACE, 3, None)
+
+        def complete(name, result, error, heard=heard):
+            heard.append((name, result, error))
+
+        monkeypatch.setattr(searcher, "on_trial_complete", complete)
+        name, point = draw(searcher, SPACE, 7, lambda point, heard=heard: len(heard) == 2)
+        assert (name, set(point)) == ("0007-2", set(SPACE))
+        assert heard == [(n, *said) for n in ("0007", "0007-1")]
 
 
 class Listener:
@@ -55,8 +61,8 @@ class Listener:
         self.heard.append((trial.status, trial.number))
 
 
-def study(path, searcher="optuna", scheduler="asha", seed=3, count=COUNT, highest=99.9) -> Study:
-    options = SweepOptions(searcher=searcher, scheduler=scheduler, reduction=2)
+def study(path, searcher="optuna", scheduler="asha", seed=3, count=COUNT, highest=99.9, against="") -> Study:
+    options = SweepOptions(searcher=searcher, scheduler=scheduler, reduction=2, against=against)
     known = searcher != "grid"
     return Study(
         SPACE,
@@ -73,10 +79,11 @@ def study(path, searcher="optuna", scheduler="asha", seed=3, count=COUNT, highes
 
 
 def record(trial: TrialState, round_: int) -> dict:
-    """Return a score that depends on the point and the round alone."""
+    """Return a score and an expense that depend on the point and the round alone; both grow with q1, up to 98."""
     p = trial.point
     top = 0.9 - abs(p["q1"] - 98) / 20 - abs(p["q2"] - 40) / 200 + (0.02 if p["kind"] == "dot" else 0)
-    return {"score": top * (1 - np.exp(-round_ / 3)), "scores": {"0": 0.5, "1": 0.5}, "seconds": 1.0}
+    score, expense = top * (1 - np.exp(-round_ / 3)), round_ * (p["q1"] - 89)
+    return {"score": score, "scores": {"0": 0.5, "1": 0.5}, "seconds": 1.0, "expense": expense}
 
 
 def run(search: Study, at_once: int, rng: random.Random, steps: int = 10_000) -> None:
@@ -105,6 +112,31 @@ def state(search: Study) -> list[tuple]:
 
 def lines(path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in path.read_text().splitlines()]
+
+
+def test_two_objectives_are_searched_and_replayed(tmp_path):
+    """TPE's front is better than random's by hypervolume; a search cut anywhere goes on as the one that was not cut."""
+    whole = study(tmp_path / "whole", scheduler="none", against="megabytes", count=30)
+    run(whole, 1, random.Random(0))
+    cut = study(tmp_path / "cut", scheduler="none", against="megabytes", count=30)
+    run(cut, 1, random.Random(0), steps=120)
+    again = study(tmp_path / "cut", scheduler="none", against="megabytes", count=30)
+    again.replay()
+    run(again, 1, random.Random(0))
+    assert state(again) == state(whole)
+    drawn = study(tmp_path / "random", "random", "none", against="megabytes", count=30)
+    run(drawn, 1, random.Random(0))
+    assert volume(whole) > volume(drawn)
+
+
+def volume(search: Study) -> float:
+    """Return the area that the trials dominate, in score (from 0) and expense (to that of q1 = 100)."""
+    worst, area, best = 11.0 * ROUNDS.whole, 0.0, 0.0
+    ended = [trial.records[ROUNDS.whole] for trial in search.trials if trial.status == "finished"]
+    for last in sorted(ended, key=lambda record: record["expense"]):
+        area += max(0.0, last["score"] - best) * (worst - last["expense"])
+        best = max(best, last["score"])
+    return area
 
 
 @pytest.mark.parametrize("searcher", ["optuna", "random", "grid"])

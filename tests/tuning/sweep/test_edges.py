@@ -171,7 +171,8 @@ def test_no_value_is_a_value(experiment, tmp_path):
     assert Ledger(ledger.path).events[0]["point"] == plan.preset_point
     assert trials.point_experiment(e, plan.names, plan.preset_point, 1).method.positive_f1_gate is None
     both = tuple(dataclasses.replace(trial(n, {}), point={"positive_f1_gate": v}) for n, v in enumerate(("none", 0.6)))
-    write_report(sweep(trials=both, space=space), tmp_path, preset_text("digits/fedalign", e, overridden=True))
+    text = preset_text("digits/fedalign", e, overridden=True)
+    write_report(sweep(trials=both, space=space), tmp_path, lambda point: text)
     assert from_tree(tomllib.loads((tmp_path / "best.toml").read_text())) == e
 
 
@@ -189,7 +190,7 @@ def test_no_password_in_a_sweeps_texts(tmp_path):
 def test_tables_in_other_ways_of_writing(tmp_path, header):
     text = shipped_toml("digits/fedalign").replace("[method]", header)
     view = sweep(trials=(dataclasses.replace(trial(0, {}), point={"q1": 97.25}),), space={"q1": Range(90, 99.9)})
-    (tmp_path / "best.toml").write_text(best_preset(view, text))
+    (tmp_path / "best.toml").write_text(best_preset(view, view.best, text))
     old = read_preset("digits/fedalign")
     assert read_preset(str(tmp_path / "best.toml")) == dataclasses.replace(
         old, method=dataclasses.replace(old.method, q1=97.25)

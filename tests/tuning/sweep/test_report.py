@@ -58,7 +58,7 @@ def test_everything_is_in_one_file(tmp_path):
         final_runs_begun=True,
         notes=("Trials ran 6 rounds.",),
     )
-    files = write_report(view, tmp_path, (read_text("r8-8/fedalign")))
+    files = write_report(view, tmp_path, lambda point: read_text("r8-8/fedalign"))
     assert {f.name for f in files} == {"report.html", "report.md", "figures", "trials.csv", "best.toml"}
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 7  # plane, three options, parallel, importance, curves
@@ -145,6 +145,43 @@ def test_whole_trials_come_before_stopped_ones():
     same = [dataclasses.replace(trial(n, {"q1": 99.0}), curves={1: {6: 0.5}, 2: {6: 0.6}}) for n in (1, 2)]
     view = sweep(trials=(early, *same))
     assert [t.number for t in view.ranked()] == [1, 2, 0]
+
+
+def two(*each: tuple[float, float], rounds: int = 6) -> Sweep:
+    """Return a sweep of trials with these (score, expense)."""
+    trials = tuple(
+        Trial(number=n, point={"alpha": 10.0**n}, status="finished", curves={1: {rounds: score}}, expense=expense)
+        for n, (score, expense) in enumerate(each)
+    )
+    space = {"alpha": Range(0.1, 1000, "log")}
+    return sweep(trials=trials, space=space, seeds=(1,), scheduler="none", against="megabytes")
+
+
+def test_the_front_is_what_none_beats_in_both():
+    numbers = lambda view: [trial.number for trial in view.front]  # noqa: E731
+    assert numbers(two((0.5, 10), (0.7, 30), (0.6, 40), (0.6, 20), (0.7, 30))) == [0, 3, 1]
+    assert numbers(two((0.5, 10), (0.5, 5))) == [1]
+    assert numbers(two((0.5, 10), (0.6, 10))) == [1]
+    stopped = dataclasses.replace(two((0.5, 10)).trials[0], number=1, status="failed", expense=1)
+    view = two((0.5, 10))
+    assert numbers(dataclasses.replace(view, trials=(*view.trials, stopped))) == [0]
+    assert dataclasses.replace(view, against="").front == []
+
+
+def test_the_front_is_in_the_report_and_each_of_it_is_a_preset(tmp_path):
+    view, text = two((0.5, 10), (0.7, 30), (0.6, 40)), read_text("r8-8/fedalign")
+    assert tmp_path / "front" in write_report(view, tmp_path, lambda point: text)
+    assert sorted(path.name for path in (tmp_path / "front").iterdir()) == ["trial-0.toml", "trial-1.toml"]
+    cheap = (tmp_path / "front/trial-0.toml").read_text()
+    assert cheap.startswith("# r8-8/fedalign with the point on the front of sweep-1: trial 0 of 3.")
+    assert read_preset(str(tmp_path / "front/trial-0.toml")).method.alpha == 1.0
+    assert (tmp_path / "front/trial-1.toml").read_text() == (tmp_path / "best.toml").read_text()
+    page = (tmp_path / "report.md").read_text()
+    assert "| 0 | alpha=1 | 50.00 | 10 |" in page
+    assert "| second objective | megabytes that a run moved, to be small |" in page
+    assert (tmp_path / "figures/front.png").exists()
+    rows = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))
+    assert [row["expense_megabytes"] for row in rows] == ["10.000000", "30.000000", "40.000000"]
 
 
 def test_rules():
@@ -243,7 +280,7 @@ def test_the_chosen_point_is_a_preset(tmp_path, name):
         "refresh": Choice(("epoch",)),
     }
     view = sweep(trials=(dataclasses.replace(trial(0, {}), point=point),), space=space)
-    made = best_preset(view, text)
+    made = best_preset(view, view.best, text)
     path = tmp_path / "best.toml"
     path.write_text(made)
     got, old = read_preset(str(path)), read_preset(name)
