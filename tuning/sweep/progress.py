@@ -8,20 +8,24 @@ from collections.abc import Callable, Mapping
 
 from anchorfl.pipeline.results.mean_sd import mean_sd_percent
 from anchorfl.pipeline.run.progress import format_duration
+from anchorfl.tuning.search.results import Rule
 from anchorfl.tuning.search.study import TrialState
+from anchorfl.tuning.sweep.records import as_trial
 
 
 class SweepProgress:
     """An observer that prints trials, scores and the time left.
 
-    log: takes a line; live: rewrites the last one on a terminal.
+    rule: how a trial is scored; log: takes a line; live: rewrites the last one on a terminal.
     """
 
-    def __init__(self, count: int, at_once: int, log: Callable[[str], None], live: Callable[[str], None]) -> None:
-        self.count, self.at_once, self.log, self.live = count, at_once, log, live
+    def __init__(
+        self, count: int, at_once: int, rule: Rule, log: Callable[[str], None], live: Callable[[str], None]
+    ) -> None:
+        self.count, self.at_once, self.rule, self.log, self.live = count, at_once, rule, log, live
         self.quiet = True  # while a ledger is replayed
         self.status: dict[int, str] = {}
-        self.best: tuple[float, int] | None = None
+        self.best: tuple[float, int] | None = None  # score, and the number below 0: of equals the lower one
         self.began, self.spent = time.monotonic(), list[float]()
 
     def start(self) -> None:
@@ -46,10 +50,10 @@ class SweepProgress:
         """Print a line for a trial that is over."""
         self.status[trial.number] = trial.status
         if trial.records:
-            record = trial.records[trial.rounds]
-            self.spent.append(record["seconds"])
-            if trial.status == "finished" and (self.best is None or record["score"] > self.best[0]):
-                self.best = (record["score"], trial.number)
+            self.spent.append(trial.records[trial.rounds]["seconds"])
+            key = statistics.fmean(as_trial(trial).scores(self.rule)), -trial.number
+            if trial.status == "finished" and (self.best is None or key > self.best):
+                self.best = key
         if not self.quiet:
             self.log(self._line(trial))
 
@@ -58,7 +62,7 @@ class SweepProgress:
             return f"trial {trial.number:>3} failed: {trial.error}"
         record = trial.records[trial.rounds]
         word = "" if trial.status == "finished" else f", stopped at round {trial.rounds}"
-        score = mean_sd_percent([*record["scores"].values()])
+        score = mean_sd_percent(as_trial(trial).scores(self.rule))
         return (
             f"trial {trial.number:>3}  {score}{word}  {format_point(trial.point)}"
             f"  {record['seconds']:.0f} s  {self._rest()}"
@@ -66,7 +70,7 @@ class SweepProgress:
 
     def _rest(self) -> str:
         ended = [s for s in self.status.values() if s != "running"]
-        best = f"best {100 * self.best[0]:.2f} (trial {self.best[1]})  " if self.best else ""
+        best = f"best {100 * self.best[0]:.2f} (trial {-self.best[1]})  " if self.best else ""
         left = max(0, self.count - len(ended)) * statistics.fmean(self.spent) / self.at_once if self.spent else 0.0
         return f"{best}{len(ended)}/{self.count} done" + (f"  about {format_duration(left)} left" if left else "")
 

@@ -109,7 +109,7 @@ class _SweepRun:
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)
         count = most_trials(self.plan.options, self.plan.space, self.plan.preset_point)
-        progress = SweepProgress(count, self.at_once, self.log, terminal.say_live)
+        progress = SweepProgress(count, self.at_once, self.plan.options.rule, self.log, terminal.say_live)
         records = self.records()
         before = wall_seconds(ledger.events)
         versions = {name: version_of(name) for name in ("anchorfl", "optuna", "ray", "torch")}

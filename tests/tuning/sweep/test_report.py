@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +16,7 @@ from anchorfl.tuning.cli import main
 from anchorfl.tuning.commands import summary
 from anchorfl.tuning.search.results import FinalRun, Sweep, Trial
 from anchorfl.tuning.search.search_space import SPACES, Choice, Range, Space
+from anchorfl.tuning.search.study import TrialState
 from anchorfl.tuning.sweep import sweep as sweeps
 from anchorfl.tuning.sweep.best_preset import best_preset
 from anchorfl.tuning.sweep.importance import importances
@@ -260,12 +260,25 @@ def test_of_one_seed_there_is_no_spread(tmp_path):
     assert "| seed | 0 |" in text
     assert "±" not in summary(view)
     lines: list[str] = []
-    progress = SweepProgress(1, 1, lines.append, None)
+    progress = SweepProgress(1, 1, "last", lines.append, None)
     progress.start()
     record = {"score": 0.5, "scores": {"0": 0.5}, "seconds": 1.0}
-    progress.on_end(SimpleNamespace(number=3, status="finished", records={6: record}, rounds=6, point={}))  # type: ignore[arg-type]
+    progress.on_end(TrialState(3, {}, "", "finished", {6: record}))
     assert "50.00" in lines[0]
     assert "±" not in lines[0]
+
+
+def test_the_best_so_far_is_the_best_by_the_rule():
+    """By the last round trial 1 is ahead, by the best round trials 0 and 2, of which the lower number is chosen."""
+    lines: list[str] = []
+    progress = SweepProgress(3, 1, "best", lines.append, None)
+    progress.start()
+    for number, curve in ((1, (0.1, 0.5)), (2, (0.7, 0.3)), (0, (0.7, 0.2))):
+        records = {r: {"score": v, "scores": {"0": v}, "seconds": 1.0} for r, v in enumerate(curve, 1)}
+        progress.on_end(TrialState(number, {}, "", "finished", records))
+    assert [re.search(r"best [\d.]+ \(trial \d\)", line)[0] for line in lines] == [
+        "best 50.00 (trial 1)", "best 70.00 (trial 2)", "best 70.00 (trial 0)",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["digits/fedalign", "r8-8/fedalign"])
