@@ -313,6 +313,11 @@ class Method(ABC, Generic[S, U]):
         """True where the server needs the means of contributions alone, and not every update."""
         return type(self).aggregate is Method.aggregate
 
+    @classmethod
+    def sends_weights_alone(cls) -> bool:
+        """Return whether the server learns of the clients the mean of their weights alone, beside their cards."""
+        return False
+
     @property
     def sends_client_messages(self) -> bool:
         """True where the class has a ``client_message`` of its own."""
@@ -434,6 +439,12 @@ class Averaging(Method[ServerState, Update]):
 
     weighting: Weighting = "samples"
     """Weight of a client in the mean: its number of samples (McMahan et al., 2017), or 1 (FedAlign's tables)."""
+
+    @classmethod
+    def sends_weights_alone(cls) -> bool:
+        """Return True where the sums and the server's step are FedAvg's."""
+        own = cls.aggregate, cls.contribution, cls.merge
+        return own == (Method.aggregate, Averaging.contribution, Averaging.merge) and not cls.sends_initial_message
 
     def begin(self, ctx: ServerContext) -> ServerState:
         return ServerState(weights_of(ctx.model))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from anchorfl.pipeline.algorithm.options import Aggregation
 
 if TYPE_CHECKING:
     from anchorfl.pipeline.algorithm.aggregation import Aggregator
+    from anchorfl.pipeline.algorithm.client_privacy import ClientPrivacy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +21,9 @@ class FederationOptions:
     """Communication rounds T."""
     clients_per_round: int = 5
     """Selected clients |S_t|, uniform without replacement; 0: all."""
+    selection: Literal["fixed", "poisson"] = "fixed"
+    """``fixed``: that number of clients in every round; ``poisson``: each client by a draw of its own, so that many on
+    average, and one at least."""
     client_fraction: float = 0.0
     """Share of the clients that are selected, rounded down, at least one, in place of ``clients_per_round``; 0:
     ``clients_per_round`` says."""
@@ -61,6 +65,11 @@ class FederationOptions:
     clip_norm: float = 0.0
     """Longest step of a client, the L2 norm of what it sends minus what it was sent; a longer one is cut to it before
     any merge; 0: off."""
+    dp_noise: float = 0.0
+    """Differential privacy of clients (docs/client-privacy.md): deviation of the Gaussian noise on the sum of their
+    steps, in units of ``clip_norm``, which bounds them; 0: none."""
+    dp_delta: float = 1e-5
+    """Probability that is left out of its guarantee, in (0, 1); well below 1 / clients."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "epochs", "batch_rows"):
@@ -77,6 +86,18 @@ class FederationOptions:
         for name in ("steps", "retries", "deadline", "backup_fraction", "stack"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 0")
+        if not 0 <= self.dp_noise < math.inf:
+            raise ValueError(f"federation.dp_noise = {self.dp_noise}: must be 0 (off) or above, and finite")
+        if not 0 < self.dp_delta < 1:
+            raise ValueError(f"federation.dp_delta = {self.dp_delta}: must be in (0, 1)")
+        if self.dp_noise:
+            for name, bad, hint in (
+                ("clip_norm", not self.clip_norm, "above 0, the longest step of a client"),
+                ("aggregation", self.aggregation != "mean", "to 'mean'"),
+                ("backup_fraction", bool(self.backup_fraction), "to 0: stand-ins are no random draw"),
+            ):
+                if bad:
+                    raise ValueError(f"federation.dp_noise = {self.dp_noise:g}: set federation.{name} {hint}")
         if self.batched_clients and self.stack != 1:
             raise ValueError("federation.batched_clients trains all clients in one pass: leave federation.stack out")
         if self.steps and (self.batched_clients or self.stack != 1):
@@ -106,6 +127,21 @@ class FederationOptions:
             num_malicious=self.krum_num_malicious,
             num_selected=self.krum_num_selected,
             clip_norm=self.clip_norm,
+        )
+
+    def client_privacy(self, clients: int) -> ClientPrivacy | None:
+        """Return the noise on the mean of so many clients' federation; None for none."""
+        if not self.dp_noise:
+            return None
+        from anchorfl.pipeline.algorithm.client_privacy import ClientPrivacy  # torch
+
+        return ClientPrivacy(
+            noise=self.dp_noise,
+            clip=self.clip_norm,
+            delta=self.dp_delta,
+            population=clients,
+            clients=self.selected(clients),
+            poisson=self.selection == "poisson",
         )
 
 

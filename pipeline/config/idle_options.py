@@ -35,6 +35,7 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     krum, trims = federation.aggregation == "krum", federation.aggregation == "trimmed_mean"
     belong("federation.aggregation trimmed_mean", trims, "federation", "trim_fraction")
     belong("federation.aggregation krum", krum, "federation", "krum_num_malicious", "krum_num_selected")
+    belong("federation.dp_noise", bool(federation.dp_noise), "federation", "dp_delta")
     belong("federation.steps 0", not federation.steps, "federation", "epochs")
     network = experiment.model.network
     attends = network == "auto" or head.kind == "guided"

@@ -117,6 +117,8 @@ def run(
         write_config(folder, experiment)
         if notice := experiment.method.notice(experiment.federation.rounds):
             log(notice)
+        if privacy := experiment.federation.client_privacy(experiment.task.clients):
+            log(privacy.notice(experiment.federation.rounds))
         progress = Progress(experiment.federation.rounds, quiet=quiet)
         return federate(run_spec, executor, folder, progress, log, callbacks=callbacks)
 

@@ -40,6 +40,7 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
         check_encoder(experiment)
     data = prepared or prepare_data(experiment, log)
     check_method(experiment.method, experiment.task, data.manifest.kind)
+    _check_privacy(experiment)
     _check_aggregation(experiment)
     if experiment.federation.steps and (phases := experiment.method.phases):
         raise InputError(
@@ -146,6 +147,23 @@ def _check_aggregation(experiment: Experiment) -> None:
                 f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{hint}, or choose another"
                 " method (docs/robust-aggregation.md says why)"
             )
+
+
+def _check_privacy(experiment: Experiment) -> None:
+    """Raise InputError where noise on the mean of the clients' weights would not cover what is made of them."""
+    federation, method = experiment.federation, experiment.method
+    if not federation.dp_noise:
+        return
+    option = f"federation.dp_noise = {federation.dp_noise:g}"
+    if not method.sends_weights_alone():
+        can = ", ".join(name for name, kind in METHODS.items() if kind.sends_weights_alone())
+        raise InputError(
+            f"{option} is for methods whose clients send weights alone ({can}), and not for {method.name!r}"
+        )
+    if method.weighting != "uniform":  # type: ignore[attr-defined]  # such a method averages
+        raise InputError(f"{option}: one with many rows counts more than others; set method.weighting to 'uniform'")
+    if experiment.model.norm == "batch":
+        raise InputError(f"{option} does not cover the counters of BatchNorm: set model.norm to 'group'")
 
 
 def prepare_data(experiment: Experiment, log: Log) -> Prepared:

@@ -14,6 +14,16 @@ def select(clients: int, per_round: int, round_: int, seed: int) -> list[int]:
     return sorted(int(i) for i in drawn)
 
 
+def select_poisson(clients: int, per_round: int, round_: int, seed: int) -> list[int]:
+    """Return ids of the selected clients, ascending: each with probability ``per_round / clients``, whatever becomes of
+    the others, by (seed, round) alone; drawn again where there is none.
+    """
+    rng = numpy_rng(seed, "poisson selection", "round", round_)
+    while not (drawn := (rng.random(clients) < per_round / clients).nonzero()[0].tolist()):
+        pass
+    return drawn
+
+
 def backup_clients(clients: int, selected: Sequence[int], share: float, round_: int, seed: int) -> list[int]:
     """Return the clients that take the place of selected ones that fail, in this order: at most ``share`` of as many,
     rounded up, of the others, by (seed, round) alone.

@@ -53,6 +53,7 @@ class Server:
         self.method = run_spec.experiment.method
         self.aggregator = run_spec.experiment.federation.aggregator
         self.filters = filters_of(self.aggregator)
+        self.privacy = run_spec.experiment.federation.client_privacy(len(data.cards()))
         self.objective = objective
         self.cards = data.cards()
         self.model = run_spec.model()
@@ -159,7 +160,14 @@ class Server:
             gathering.begin(begun.grid)
             for result in results:
                 gathering.add(result.card.client, result.update)
-        return self.method.merge(self.state, gathering.means(), ctx), counts
+        merged = self.method.merge(self.state, gathering.means(), ctx)
+        if self.privacy is None:
+            return merged, counts
+        rng = torch_rng(self.run_spec.experiment.seed, "client privacy", "round", begun.number)
+        weights = self.privacy.private_mean(merged.weights, begun.sent.weights, len(gathering.norms), rng)
+        if ctx.round == ctx.rounds:
+            counts["privacy/epsilon"] = self.privacy.epsilon(ctx.rounds)
+        return replace(merged, weights=weights), counts
 
     def _begin(self, round_: int) -> _Round:
         """Return the round, which begins where another one, or none, has begun."""

@@ -1,0 +1,119 @@
+"""Runs with noise on the mean of clients: the same bits in every way to run them, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from anchorfl.pipeline.algorithm.aggregation import clip_step
+from anchorfl.pipeline.algorithm.client_privacy import ClientPrivacy
+from anchorfl.pipeline.algorithm.contract import weights_of
+from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.errors import InputError
+from tests.conftest import SMALL
+from tests.runs import nobody, quiet
+
+PRIVATE = {"clip_norm": 0.1, "dp_noise": 0.5, "rounds": 3, "clients_per_round": 3}
+COVERED = {"anchor", "fedavg", "fedetf", "fedgela", "fedprox", "fedpu", "fedrod", "fedrs", "moon"}
+
+
+@pytest.fixture
+def private(experiment):
+    def make(method="fedavg", weighting="uniform", **federation):
+        uniform = {"weighting": weighting} if hasattr(METHODS[method](**SMALL.get(method, {})), "weighting") else {}
+        e = experiment(method, options=uniform)
+        return replace(e, federation=replace(e.federation, **(PRIVATE | federation)))
+
+    return make
+
+
+def test_a_round_is_the_cut_mean_and_its_noise(private):
+    """From the same round without noise: sent + (cut step + noise), bit for bit."""
+    e = private()
+    plain = replace(e, federation=replace(e.federation, dp_noise=0.0))
+    noisy, quietly = (SerialExecutor(make_run_spec(each, quiet)) for each in (e, plain))
+    sent = {name: value.clone() for name, value in weights_of(noisy.server.model).items()}
+    for executor in (noisy, quietly):
+        executor.round(1, [0, 2, 3], nobody)
+    rule = ClientPrivacy(noise=0.5, clip=0.1, delta=1e-5, population=4, clients=3, poisson=False)
+    mean = quietly.server.state.weights
+    assert not clip_step(mean, sent, 0.1 + 1e-6)[1], "a mean of cut steps is no longer than they"
+    expected = rule.private_mean(mean, sent, 3, torch_rng(e.seed, "client privacy", "round", 1))
+    for name, value in noisy.server.state.weights.items():
+        assert torch.equal(value, expected[name])
+        assert not torch.equal(value, mean[name])
+
+
+@pytest.mark.parametrize("selection", ["fixed", "poisson"])
+def test_every_way_to_run_it_gives_the_same_bits(private, tmp_path, selection, monkeypatch):
+    monkeypatch.setattr(ClientPrivacy, "epsilon", lambda self, rounds: float(rounds))  # four clients hide nobody
+    e = private(selection=selection)
+    result = run(e, tmp_path / "serial", quiet)
+    forked = run(replace(e, cluster=replace(e.cluster, executor="forked")), tmp_path / "forked", quiet)
+    assert forked.checksum == result.checksum
+    records = read_records(tmp_path / "serial")[0]
+    assert [r.metrics.get("privacy/epsilon") for r in records] == [None, None, None, 3.0]
+    assert records[1].metrics["aggregation/clipped"] > 0
+
+
+def test_the_log_says_what_is_guaranteed(private, tmp_path):
+    said = []
+    run(private(clients_per_round=4), tmp_path / "run", said.append)
+    (line,) = [line for line in said if line.startswith("DP of clients")]
+    assert "after 3 rounds, for one client with any other data (noise 0.5 x clip 0.1, 4 of 4 clients" in line
+
+
+def test_methods_whose_clients_send_more_are_refused(private):
+    assert {name for name, kind in METHODS.items() if kind.sends_weights_alone()} == COVERED
+    for name in ("fedalign", "scaffold", "fedproto"):
+        with pytest.raises(InputError, match=rf"send weights alone \(anchor, fedavg, .*\), and not for '{name}'"):
+            make_run_spec(private(name), quiet)
+
+
+def test_what_would_not_be_covered_is_refused(private):
+    with pytest.raises(InputError, match=r"one with many rows counts more than others; set method.weighting to 'unif"):
+        make_run_spec(private(weighting="samples"), quiet)
+    e, digits = private(), read_preset("digits/fedavg")
+    images = replace(
+        digits,
+        method=e.method,
+        federation=e.federation,
+        model=replace(digits.model, network="resnet8", norm="batch"),
+        optimizer=replace(digits.optimizer, skip_zero_rows=False, microbatch_tokens=0),
+        cluster=e.cluster,
+    )
+    with pytest.raises(InputError, match=r"does not cover the counters of BatchNorm: set model.norm to 'group'"):
+        make_run_spec(images, quiet)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"dp_noise": 1.0}, r"dp_noise = 1: set federation.clip_norm above 0"),
+        ({"dp_noise": 1.0, "clip_norm": 1.0, "aggregation": "median"}, "set federation.aggregation to 'mean'"),
+        ({"dp_noise": 1.0, "clip_norm": 1.0, "backup_fraction": 0.5}, "set federation.backup_fraction to 0"),
+        ({"dp_noise": -1.0}, "must be 0"),
+        ({"dp_noise": float("inf")}, "must be 0"),
+        ({"dp_delta": 1.0}, r"must be in \(0, 1\)"),
+    ],
+    ids=str,
+)
+def test_bad_options(options, named):
+    with pytest.raises(ValueError, match=named):
+        FederationOptions(**options)
+
+
+def test_without_noise_nothing_changes(private):
+    assert private(dp_noise=0.0).federation.client_privacy(4) is None
+    e = private(dp_noise=0.0, selection="fixed")
+    assert digest(e) == digest(replace(e, federation=replace(e.federation, dp_delta=1e-5)))
