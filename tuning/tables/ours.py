@@ -52,13 +52,17 @@ def figures_of(table: Table, records: str) -> list[OurFigure]:
             mean=f"{entry.mean:.2f}",
             sd="" if entry.sd is None else f"{entry.sd:.2f}",
             seeds=" ".join(map(str, entry.scores)),
-            cpu_hours=f"{table.cost(entry.row).hours:.2f}",
+            cpu_hours=_two_digits(table.cost(entry.row).hours),
             options=options,
             records=records,
         )
         for entry in table.entries
         if entry.mean is not None
     ]
+
+
+def _two_digits(hours: float) -> str:
+    return f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"
 
 
 def csv_text(figures: Iterable[OurFigure]) -> str:

@@ -47,7 +47,7 @@ def test_what_is_not_there_is_a_dash_and_other_settings_are_noted(capsys):
     words = {" ".join(line.split()) for line in text.splitlines()}
     assert "ham10000-0.05/feddyn macro F1 20.33 ± 0.70 - - -" in words
     assert "ham10000-0.05/fedbm-no-cgde - - - - -" in words
-    assert "ham10000-0.05/fedavg macro F1 31.84 ± 1.90 13.74 ± 1.91 [1] 0-2 0.03 CPU hours" in words
+    assert "ham10000-0.05/fedavg macro F1 31.84 ± 1.90 13.74 ± 1.91 [1] 0-2 0.029 CPU hours" in words
     assert "\n[1] with --task.name ham10000 --task.variant hmnist_8_8_L --task.image_size 8 " in text
     assert "digits/fedavg - - - - about 25 CPU seconds" in " ".join(shown(capsys, "digits").split())
 
