@@ -1,4 +1,4 @@
-"""Robust merges on Ray: the serial run's bits and counts."""
+"""Robust merges, and noise on the mean, on Ray: the serial run's bits and counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anchorfl.pipeline.storage.run_record import read_records
 from tests.runs import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
-COUNTS = ("aggregation/clipped", "aggregation/rejected_by_krum")
+COUNTS = ("aggregation/clipped", "aggregation/rejected_by_krum", "privacy/epsilon")
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,15 @@ COUNTS = ("aggregation/clipped", "aggregation/rejected_by_krum")
         {"aggregation": "median"},
         {"aggregation": "trimmed_mean", "trim_fraction": 0.25, "clip_norm": 0.2},
         {"aggregation": "krum", "krum_num_selected": 2, "clip_norm": 0.2},
+        {"clip_norm": 0.2, "dp_noise": 1.0},
     ],
     ids=str,
 )
 def test_serial_and_ray_give_one_checksum(experiment, tmp_path, options):
-    e = experiment("fedavg", federation={"rounds": 2, "clients_per_round": 0, "epochs": 1, "quorum": 1.0})
+    given = {"weighting": "uniform"}
+    e = experiment(
+        "fedavg", options=given, federation={"rounds": 2, "clients_per_round": 0, "epochs": 1, "quorum": 1.0}
+    )
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=5))
     e = dataclasses.replace(e, federation=dataclasses.replace(e.federation, **options))
     on_ray = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", clients_per_actor=3))
@@ -39,4 +43,4 @@ def test_serial_and_ray_give_one_checksum(experiment, tmp_path, options):
     wanted = {"aggregation/clipped"} if "clip_norm" in options else set()
     assert counts[0][2].keys() == wanted | (
         {"aggregation/rejected_by_krum"} if options.get("aggregation") == "krum" else set()
-    )
+    ) | ({"privacy/epsilon"} if "dp_noise" in options else set())

@@ -61,7 +61,9 @@ def figures_of(table: Table, records: str) -> list[OurFigure]:
     ]
 
 
-def _two_digits(hours: float) -> str:
+def _two_digits(hours: float | None) -> str:
+    if hours is None:
+        return ""
     return f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"
 
 
