@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from anchorfl.models.errors import NamesError
-from anchorfl.pipeline.cli import commands, completion, cooccurrence, new, runs, verify
+from anchorfl.pipeline.cli import commands, completion, cooccurrence, export, new, runs, verify
 from anchorfl.pipeline.cli.resumable import command_of
 from anchorfl.pipeline.cluster import signals
 from anchorfl.pipeline.terminal import erase_line, say_error
@@ -27,7 +27,7 @@ Add = Callable[[str, Command | None, str], argparse.ArgumentParser]
 EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT, EXIT_PIPE, EXIT_TERMINATED = 2, 3, 130, 141, 143
 FULL = errno.ENOSPC, errno.EDQUOT
 """Errors of a disk that has no room, or no room for this user."""
-RAW_COMMANDS: RawCommands = {"run": commands.run, "data": commands.data}
+RAW_COMMANDS: RawCommands = {"run": commands.run, "data": commands.data, "export": export.export}
 """Commands that take presets and overrides, or have commands of their own."""
 
 
@@ -140,6 +140,7 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     sub.add_argument("run", help="run folder, or its copy: s3://bucket/runs/NAME (cluster.backup)")
     commands.add_places(sub)
     add("data", None, "every data set: found or missing, where to get it, licence; data check: a table of your own")
+    add("export", None, "an experiment as an app of another framework: anchorfl export flower PRESET [--output FOLDER]")
     cooccurrence.arguments(
         add(
             "cooccurrence",

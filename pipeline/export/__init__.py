@@ -1,0 +1,1 @@
+"""An experiment as an app of another framework."""

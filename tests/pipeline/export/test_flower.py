@@ -1,0 +1,205 @@
+"""A Flower app on stand-ins for Flower's classes, whose messages cross as bytes: the bits of the serial run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from anchorfl.pipeline.algorithm.contract import ServerState, Update
+from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.export.flower_app import APP, check, write_app
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.tasks.errors import InputError
+from tests.runs import quiet
+
+
+class Array:
+    """Flower's: the bytes of an array."""
+
+    def __init__(self, array):
+        self.dtype, self.shape, self.data = str(array.dtype), array.shape, array.tobytes()
+
+    def numpy(self):
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+class Message:
+    """Flower's, with what a reply has of the message that it answers."""
+
+    def __init__(self, content=None, dst_node_id=0, message_type="", group_id="", reply_to=None, error=None):
+        node = reply_to.metadata.dst_node_id if reply_to else 0
+        self.content, self.error = content, error
+        self.metadata = SimpleNamespace(dst_node_id=dst_node_id, message_type=message_type, src_node_id=node)
+
+    def has_error(self):
+        return self.error is not None
+
+
+class App:
+    """Flower's apps: functions by kind of message."""
+
+    def __init__(self):
+        self.functions = {}
+
+    def __getattr__(self, kind):
+        return lambda: lambda function: self.functions.setdefault(kind, function)
+
+
+class Grid:
+    """Nodes in this process; ``broken``: those that fail; ``changed``: node -> change of its reply."""
+
+    def __init__(self, clients, app, broken=(), changed=None):
+        self.app, self.broken, self.changed = app, broken, changed or {}
+        self.contexts = {
+            100 + client: SimpleNamespace(node_config={"partition-id": client}, state={}) for client in range(clients)
+        }
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def send_and_receive(self, messages, timeout=None):
+        for message in reversed(list(messages)):  # in any order
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
+            if kind == "train" and node in self.broken:
+                yield Message(reply_to=message, error=SimpleNamespace(reason="out of order"))
+                continue
+            reply = self.app.functions[kind](message, self.contexts[node])
+            yield self.changed.get((node, kind), lambda same: same)(reply)
+
+
+@pytest.fixture
+def flower(monkeypatch):
+    """Return the module that runs in Flower, with stand-ins for what it imports."""
+    made = {
+        "flwr": {}, "flwr.clientapp": {"ClientApp": App}, "flwr.serverapp": {"ServerApp": App, "Grid": Grid},
+        "flwr.app": {"Array": Array, "Message": Message, "Context": object}
+        | dict.fromkeys(("ArrayRecord", "ConfigRecord", "MetricRecord", "RecordDict"), dict),
+    }  # fmt: skip
+    for name, members in made.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "anchorfl.pipeline.export.flower", raising=False)
+    yield importlib.import_module("anchorfl.pipeline.export.flower")
+    sys.modules.pop("anchorfl.pipeline.export.flower", None)
+
+
+def served(flower, folder, experiment, **grid):
+    """Return the lines of a run of an app."""
+    said = []
+    write_app(folder, "toy", experiment)
+    flower.serve(folder, Grid(experiment.task.clients, flower.client_app(folder), **grid), said.append)
+    return "\n".join(said).splitlines()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedalign", "scaffold", "moon", "fedrep", "feddyn", "fednh"])
+def test_it_gives_the_bits_of_the_serial_run(flower, experiment, tmp_path, method):
+    """Also where clients keep something between rounds, or get a message of their own."""
+    e = experiment(method)
+    alone = run(e, tmp_path / "serial", quiet)
+    said = served(flower, tmp_path / "app", e)
+    assert said[-1] == f"weights sha256 {alone.checksum}"
+    score = f"{100 * alone.scores['test']['f1_macro']:.2f}"
+    assert said[-3].startswith(f"test f1_macro {score}")
+    assert (tmp_path / "app/model/weights.safetensors").exists()
+
+
+def test_a_node_that_fails_is_left_out_as_long_as_the_quorum_answers(flower, experiment, tmp_path):
+    e = experiment("fedavg", federation={"rounds": 2, "clients_per_round": 0, "quorum": 0.75})
+    said = served(flower, tmp_path / "one", e, broken=(101,))
+    assert [line for line in said if "node 101" in line] == [f"round {n}: node 101: out of order" for n in (1, 2)]
+    with pytest.raises(InputError, match="round 1: 2 of 4 clients answered, and 3 must"):
+        served(flower, tmp_path / "two", e, broken=(101, 102))
+
+
+def no_update(reply):
+    reply.content["about"]["update"] = json.dumps({"is": "ServerState", "of": {"weights": {"of": {}}}})
+    return reply
+
+
+def not_finite(reply):
+    for name, array in reply.content["update"].items():
+        reply.content["update"][name] = Array(np.full_like(array.numpy(), np.nan))
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (no_update, "the message of client 1 is no update: it is a ServerState"),
+        (not_finite, "client 1 is left out: tensor "),
+        (lambda reply: Message(content={"about": {}, "update": {}}, reply_to=reply), None),
+    ],
+)
+def test_what_is_no_update_costs_its_sender_alone(flower, experiment, tmp_path, change, said):
+    def changed(reply):
+        out = change(reply)
+        out.metadata.src_node_id = 101
+        return out
+
+    e = experiment("fedavg", federation={"rounds": 1, "clients_per_round": 0, "quorum": 0.75})
+    lines = served(flower, tmp_path / "app", e, changed={(101, "train"): changed})
+    assert any((said or "the message of client 1 is no update") in line for line in lines), lines
+    assert lines[-1].startswith("weights sha256 ")
+
+
+def test_a_client_without_a_node_is_named(flower, experiment, tmp_path):
+    def other(reply):
+        reply.content["about"]["client"] = 0
+        return reply
+
+    with pytest.raises(InputError, match="no node has the data of client 3; each node's partition-id names its client"):
+        served(flower, tmp_path / "app", experiment("fedavg"), changed={(103, "query"): other})
+
+
+def test_messages_keep_their_form_and_types(flower):
+    state = ServerState({"a": torch.arange(3.0), "n": torch.tensor(2)})
+    record, form = flower.record_of({"x": state, "y": {}})
+    back = flower.message_of(record, form, METHODS["fedavg"]())
+    assert (type(back["x"]), back["y"]) == (ServerState, {})
+    assert back["x"].weights["n"].dtype == torch.int64
+    assert torch.equal(back["x"].weights["a"], torch.arange(3.0))
+    with pytest.raises(InputError, match="'Popen', unknown to 'fedavg' here: the versions differ"):
+        flower.message_of({}, json.dumps({"is": "Popen", "of": {}}), METHODS["fedavg"]())
+    assert isinstance(flower.message_of(*flower.record_of(Update({})), METHODS["moon"]()), Update)
+
+
+def test_the_command_writes_an_app(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["export", "flower", "digits/fedavg", "--federation.rounds", "3", "--output", "app"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == ["app/pyproject.toml", "app/app.py", "app/experiment.toml"]
+    assert (tmp_path / "app/app.py").read_text() == APP
+    assert "options.num-supernodes = 10" in (tmp_path / "app/pyproject.toml").read_text()
+    assert read_preset("app/experiment.toml").federation.rounds == 3
+    assert main(words) == 2
+    assert "app exists: give another --output" in capsys.readouterr().err
+    assert main(["export", "nvflare", "digits/fedavg"]) == 2
+    assert main(["export"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "sections", "named"),
+    [
+        ("fedproto", {}, "scores its clients' own models"),
+        ("fedavg", {"federation": {"stack": 2}}, "set it to 1"),
+        ("fedavg", {"federation": {"backup_fraction": 0.5}}, "asks no stand-ins"),
+    ],
+)
+def test_what_flower_would_not_do_is_refused(experiment, method, sections, named):
+    with pytest.raises(InputError, match=named):
+        check(experiment(method, **sections))
+    senders = [kind for kind in METHODS.values() if kind.sends_initial_message]
+    for kind in senders:
+        e = experiment("fedavg")
+        with pytest.raises(InputError, match="send a message before round 1"):
+            check(replace(e, method=kind()))
