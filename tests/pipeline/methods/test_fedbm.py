@@ -269,9 +269,9 @@ def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
 def normalized(method=None):
     """Return a network with BatchNorm, and the state of the server that has it."""
     method = method or FedBM(**QUICK)
-    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(6)
+        layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6)
         model = Classifier(nn.Sequential(*layers), ConceptHead(C, 6, D), MaskSource())
     return model, method.begin(server(model, [client(0)[0]]))
 
