@@ -35,7 +35,7 @@ from anchorfl.pipeline.terminal import Log, say
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.errors import RejectedError
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
-from anchorfl.pipeline.training.sampling import select, select_poisson
+from anchorfl.pipeline.training.sampling import cohort_of
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError, first_line
 
@@ -156,16 +156,13 @@ def serve(folder: Path, grid: Grid, log: Log = say) -> None:
     one_thread()
     run_spec = _run_spec(folder)
     experiment, server = run_spec.experiment, Server(run_spec)
-    nodes, rounds = _nodes(grid, experiment.task.clients), experiment.federation.rounds
-    draw = select_poisson if experiment.federation.selection == "poisson" else select
+    nodes, rounds = _nodes(grid, experiment.task.clients, log), experiment.federation.rounds
     for round_ in range(1, rounds + 1):
-        chosen = draw(experiment.task.clients, experiment.selected_clients, round_, experiment.seed)
+        chosen = cohort_of(experiment.federation, experiment.task.clients, round_, experiment.seed)
         least, answered, left = quorum_size(experiment.federation.quorum, len(chosen)), list[int](), chosen
         while left:
             answered += _ask(run_spec, server, grid, nodes, round_, left, log)
-            if len(answered) < least:
-                raise InputError(f"round {round_}: {len(answered)} of {len(chosen)} clients answered, and {least} must")
-            answered, left = _aggregate(server, round_, sorted(answered), log)
+            answered, left = _aggregate(server, round_, sorted(answered), least, log)
         if round_ == rounds or round_ % experiment.evaluation.every == 0:
             log(f"round {round_}/{rounds}  {_scores(server, 'validation')}")
     log(_scores(server, "test"))
@@ -210,11 +207,13 @@ def _update_of(content: RecordDict, method: Method[Any, Any]) -> Update:
     return update
 
 
-def _aggregate(server: Server, round_: int, answered: list[int], log: Log) -> tuple[list[int], list[int]]:
+def _aggregate(server: Server, round_: int, answered: list[int], least: int, log: Log) -> tuple[list[int], list[int]]:
     """Merge what came in, without updates that the server refuses. Return two empty lists where it is done; else the
-    clients whose updates it still has, and those that have to train again.
+    clients whose updates it still has, and those that have to train again. InputError: fewer than ``least`` are left.
     """
-    while answered:
+    while True:
+        if len(answered) < least:
+            raise InputError(f"round {round_}: {len(answered)} clients answered, and {least} must (federation.quorum)")
         try:
             server.aggregate(round_, answered)
         except RejectedError as error:
@@ -224,8 +223,7 @@ def _aggregate(server: Server, round_: int, answered: list[int], log: Log) -> tu
             if error.again:
                 return [client for client in answered if client not in error.again], list(error.again)
         else:
-            break
-    return [], []
+            return [], []
 
 
 def _scores(server: Server, split: str) -> str:
@@ -233,8 +231,10 @@ def _scores(server: Server, split: str) -> str:
     return f"{split} " + ", ".join(f"{name} {100 * value:.2f}" for name, value in values.items())
 
 
-def _nodes(grid: Grid, clients: int) -> dict[int, int]:
+def _nodes(grid: Grid, clients: int, log: Log) -> dict[int, int]:
     """Return client -> node, once there is one for each."""
+    if (count := len(list(grid.get_node_ids()))) < clients:
+        log(f"waiting for nodes: {count} of {clients} (in a simulation: options.num-supernodes)")
     while len(known := list(grid.get_node_ids())) < clients:
         time.sleep(WAIT_S)
     asked = [Message(content=RecordDict(), dst_node_id=node, message_type="query") for node in known]

@@ -25,7 +25,7 @@ from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints, Part
 from anchorfl.pipeline.storage.run_record import RoundRecord
 from anchorfl.pipeline.tracking.tracker import Tracker
 from anchorfl.pipeline.training.errors import LostError
-from anchorfl.pipeline.training.sampling import backup_clients, select, select_poisson
+from anchorfl.pipeline.training.sampling import backup_clients, cohort_of
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted
 from anchorfl.tasks.metrics.scores import FAMILIES, Scores
@@ -325,8 +325,7 @@ class RoundLoop:
 
     def _cohort(self, round_: int) -> list[int]:
         experiment = self.experiment
-        draw = select_poisson if experiment.federation.selection == "poisson" else select
-        return draw(experiment.task.clients, experiment.selected_clients, round_, experiment.seed)
+        return cohort_of(experiment.federation, experiment.task.clients, round_, experiment.seed)
 
     def _backup_clients(self, round_: int) -> list[int]:
         experiment, cohort = self.experiment, self._cohort(round_)

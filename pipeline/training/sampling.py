@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from anchorfl.pipeline.algorithm.seeds import numpy_rng
+from anchorfl.pipeline.config.federation import FederationOptions
 
 
 def select(clients: int, per_round: int, round_: int, seed: int) -> list[int]:
@@ -22,6 +23,12 @@ def select_poisson(clients: int, per_round: int, round_: int, seed: int) -> list
     while not (drawn := (rng.random(clients) < per_round / clients).nonzero()[0].tolist()):
         pass
     return drawn
+
+
+def cohort_of(federation: FederationOptions, clients: int, round_: int, seed: int) -> list[int]:
+    """Return ids of the clients that take part in a round, of so many, as the options draw them."""
+    draw = select_poisson if federation.selection == "poisson" else select
+    return draw(clients, federation.selected(clients), round_, seed)
 
 
 def backup_clients(clients: int, selected: Sequence[int], share: float, round_: int, seed: int) -> list[int]:

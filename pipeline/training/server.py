@@ -53,7 +53,10 @@ class Server:
         self.method = run_spec.experiment.method
         self.aggregator = run_spec.experiment.federation.aggregator
         self.filters = filters_of(self.aggregator)
-        self.privacy = run_spec.experiment.federation.client_privacy(len(data.cards()))
+        federation = run_spec.experiment.federation
+        self.privacy = federation.client_privacy(len(data.cards()))
+        # now, since what it lacks or refuses should not be found out in the last round
+        self.epsilon = self.privacy.epsilon(federation.rounds) if self.privacy else 0.0
         self.objective = objective
         self.cards = data.cards()
         self.model = run_spec.model()
@@ -166,7 +169,7 @@ class Server:
         rng = torch_rng(self.run_spec.experiment.seed, "client privacy", "round", begun.number)
         weights = self.privacy.private_mean(merged.weights, begun.sent.weights, len(gathering.norms), rng)
         if ctx.round == ctx.rounds:
-            counts["privacy/epsilon"] = self.privacy.epsilon(ctx.rounds)
+            counts["privacy/epsilon"] = self.epsilon
         return replace(merged, weights=weights), counts
 
     def _begin(self, round_: int) -> _Round:

@@ -117,7 +117,7 @@ def test_a_node_that_fails_is_left_out_as_long_as_the_quorum_answers(flower, exp
     e = experiment("fedavg", federation={"rounds": 2, "clients_per_round": 0, "quorum": 0.75})
     said = served(flower, tmp_path / "one", e, broken=(101,))
     assert [line for line in said if "node 101" in line] == [f"round {n}: node 101: out of order" for n in (1, 2)]
-    with pytest.raises(InputError, match="round 1: 2 of 4 clients answered, and 3 must"):
+    with pytest.raises(InputError, match=r"round 1: 2 clients answered, and 3 must \(federation.quorum\)"):
         served(flower, tmp_path / "two", e, broken=(101, 102))
 
 
@@ -150,6 +150,12 @@ def test_what_is_no_update_costs_its_sender_alone(flower, experiment, tmp_path, 
     lines = served(flower, tmp_path / "app", e, changed={(101, "train"): changed})
     assert any((said or "the message of client 1 is no update") in line for line in lines), lines
     assert lines[-1].startswith("weights sha256 ")
+
+
+def test_updates_that_are_refused_count_for_no_quorum(flower, experiment, tmp_path):
+    e = experiment("fedavg", federation={"rounds": 1, "clients_per_round": 0, "quorum": 1.0})
+    with pytest.raises(InputError, match=r"round 1: 3 clients answered, and 4 must"):
+        served(flower, tmp_path / "app", e, changed={(101, "train"): not_finite})
 
 
 def test_a_client_without_a_node_is_named(flower, experiment, tmp_path):
