@@ -86,9 +86,9 @@ class Faulty(FedProto):
         return super().personal_model(model, sent, memory)
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_an_actor_that_dies_while_it_scores(experiment, tmp_path, times):
-    """Once: a fresh one gives the same scores. Twice: a mean over all clients there is not, and the run says why."""
+    """Once: a fresh one gives the same scores. Always: a mean over all clients there is not, and the run says why."""
     run_spec = make_run_spec(experiment("fedproto"), quiet)
     serial = SerialExecutor(run_spec)
     serial.round(1, [1], nobody)
@@ -96,10 +96,12 @@ def test_an_actor_that_dies_while_it_scores(experiment, tmp_path, times):
     faulty = Faulty(times=times, folder=str(tmp_path))
     executor = RayExecutor(dataclasses.replace(run_spec, experiment=dataclasses.replace(e, method=faulty)))
     executor.round(1, [1], nobody)
-    if times == 1:
-        assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))
-    else:
+    if times > 1:
         with pytest.raises(QuorumError, match=r"\Aclient 1's model could not be scored: ActorDiedError"):
             executor.scores(SPLITS)
-        assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))  # nothing else was lost
+        # a death that overtakes the actor's sign of life is not counted, so the attempts are two or three
+        assert len(list(tmp_path.iterdir())) in (2, 3)
+        for death in range(times):
+            (tmp_path / str(death)).touch()
+    assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))  # nothing else was lost
     executor.close()
