@@ -25,7 +25,9 @@ from typing import Any
 
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.training.run_spec import RunSpec
-from anchorfl.tasks.ingest.prepared import Prepared, client_file
+from anchorfl.tasks.arrays.ragged import IntLists
+from anchorfl.tasks.ingest.manifest import ClientCounts
+from anchorfl.tasks.ingest.prepared import Prepared
 from benchmarks.bench_engine import cpu_seconds
 from benchmarks.no_op import no_op_spec
 from benchmarks.readings import MEGABYTE, pss, reading_of, report
@@ -50,11 +52,14 @@ class Crowd(Prepared):
     @classmethod
     def of(cls, prepared: Prepared, population: int) -> Crowd:
         manifest, times = prepared.manifest, -(-population // BASE)
-        more = {name: (getattr(manifest, name) * times)[:population] for name in ("examples", "counts", "classes")}
-        return cls(prepared.folder, replace(manifest, **more))
+        classes, counts = manifest.classes, manifest.counts
+        many = IntLists.of((list(classes) * times)[:population])
+        known = (IntLists.of((list(lists) * times)[:population]) for lists in (counts.classes, counts.rows))
+        examples = (manifest.examples * times)[:population]
+        return cls(prepared.folder, replace(manifest, examples=examples, classes=many, counts=ClientCounts(*known)))
 
-    def _file_of(self, client: int) -> str:
-        return client_file(client % BASE)
+    def _owner_of(self, client: int) -> int:
+        return client % BASE
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
+from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.ingest.rows_files import Extent, rows_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +97,17 @@ DEADLY = {"exit": ("crash", "actor died"), "hang": ("deadline", "no answer withi
 """Those that it does not, so that they need client actors."""
 
 
-def with_a_damaged_client(run_spec, folder):
-    """Return the run on a copy of its prepared data in which one bit of client 2's file is another."""
-    copy = Path(shutil.copytree(run_spec.prepared, folder / "copy"))
-    path = copy / "client-00002.parquet"
+def damage(folder, owner):
+    """Change a bit in the rows of an owner of prepared data."""
+    extent = Extent.of(Prepared.load(folder).manifest.extents, owner)
+    path = Path(folder) / rows_file(extent.file)
     data = bytearray(path.read_bytes())
-    data[-20] ^= 1
+    data[extent.offset + extent.size // 2] ^= 1
     path.write_bytes(data)
+
+
+def with_a_damaged_client(run_spec, folder):
+    """Return the run on a copy of its prepared data in which one bit of client 2's rows is another."""
+    copy = Path(shutil.copytree(run_spec.prepared, folder / "copy"))
+    damage(copy, 2)
     return dataclasses.replace(run_spec, prepared=str(copy))

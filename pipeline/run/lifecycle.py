@@ -288,7 +288,7 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
     if final is not None:
         write_final_scores(folder, final)
         tracker.artifact(folder / FINAL_SCORES)
-    artifacts = [CONFIG, "partition.json", PER_CLASS, "report"]
+    artifacts = [CONFIG, PER_CLASS, "report"]
     if experiment.method.evaluate_on == "server":
         metadata = {"round": selected, "scores": scores, "run": folder.name}
         save_model(folder / "model", run_spec, weights_in(server_state), metadata)
@@ -309,7 +309,6 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
         loop.progress.log(summary)
     write_per_class(folder)
     _draw(run_spec, folder, content)
-    write_atomically(folder / "partition.json", run_spec.data().content("partition.json"))
     for name in artifacts:
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.

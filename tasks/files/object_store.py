@@ -112,6 +112,12 @@ def read_bytes(location: str) -> bytes:
         raise InputError(f"{shown(location)} changes while it is read: end what writes it, or try again")
 
 
+def read_part(location: str, start: int, size: int) -> bytes:
+    """Return a part of a file, short where the file is. Errors as ``read_bytes``."""
+    with _explain_errors(location), _open_store(location) as (system, path), system.open_input_file(path) as file:
+        return bytes(file.read_at(size if size >= 0 else max(0, file.size() - start), start))
+
+
 def exists(location: str) -> bool:
     """Return whether there is a file."""
     with _explain_errors(location), _open_store(location) as (system, path):
@@ -156,10 +162,11 @@ def delete(location: str) -> None:
             return
 
 
-def download(location: str, path: Path, sha256: str = "") -> None:
+def download(location: str, path: Path, sha256: str = "", part: tuple[int, int] | None = None) -> None:
     """Bring a file to ``path`` on this machine unless it is there: once and whole, however many processes ask for it.
 
-    sha256: of its bytes, checked where it is given. Raises FileNotFoundError where there is no such file,
+    part: first byte and number of bytes of a part of it (-1: up to the end), which alone is brought; None: all of it.
+    sha256: of the bytes, checked where it is given. Raises FileNotFoundError where there is no such file,
     PreparedDataError where it has another checksum, InputError where the store cannot be used.
     """
     if path.exists():
@@ -169,7 +176,7 @@ def download(location: str, path: Path, sha256: str = "") -> None:
     with FileLock(path.with_name(f".{path.name}.lock"), fallback_to_soft=False):
         if path.exists():
             return
-        data = read_bytes(location)
+        data = read_bytes(location) if part is None else read_part(location, *part)
         if sha256 and hashlib.sha256(data).hexdigest() != sha256:
             raise PreparedDataError(
                 f"{shown(location)} does not have the checksum that its manifest states: delete {path.parent} and start"

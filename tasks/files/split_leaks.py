@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table, list_parts
 
@@ -28,11 +29,12 @@ def is_path(table: Table, payload: str) -> bool:
 
 def leaked_rows(table: Table, payload: str) -> list[tuple[int, int]]:
     """Return the ids of every test row whose payload is that of a training row, with the first such training row."""
-    split = np.asarray(table["split"].to_pylist())
-    train, test = (np.flatnonzero(split == name) for name in ("train", "test"))
+    train, test = (np.flatnonzero(pc.equal(table["split"], name)) for name in ("train", "test"))
     row_N = table["row"].to_numpy()
     if is_path(table, payload):
         key_N = _of_files(table[payload].to_pylist(), train, test)
+    elif pa.types.is_integer(table[payload].type):
+        key_N = table[payload].to_numpy().astype(np.int64)
     else:
         key_N = np.fromiter(_hashes(table[payload]), np.int64, table.num_rows)
     first_K, at_K = np.unique(key_N[train], return_index=True)  # at_K: the first of equals

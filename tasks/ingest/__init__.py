@@ -1,1 +1,1 @@
-"""Raw files to prepared data: a Parquet file per client, with Ray Data or on this machine."""
+"""Raw files to prepared data: with Ray Data or on this machine."""

@@ -24,9 +24,9 @@ class Cards(Sequence[Card]):
     """C."""
     rows: tuple[int, ...]
     """Rows of every client."""
-    counts: tuple[tuple[tuple[int, int], ...], ...]
+    counts: Sequence[tuple[tuple[int, int], ...]]
     """(class, rows) of every client's known positives."""
-    identified: tuple[tuple[int, ...], ...]
+    identified: Sequence[tuple[int, ...]]
     """Identified classes of every client."""
 
     def __len__(self) -> int:

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.ingest.manifest import Manifest
+from anchorfl.tasks.arrays.ragged import IntLists, offsets
+from anchorfl.tasks.ingest.manifest import ClientCounts, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,17 @@ class ClassHistogram:
         count_C = np.zeros(classes, dtype=np.int64)
         np.add.at(count_C, self.class_H, self.rows_H)
         return count_C
+
+    def known_to(self, identified: IntLists, classes: int) -> ClientCounts:
+        """Return the pairs of the classes that each client identifies. classes: C."""
+        key_H, client_P = (
+            self.client_H * classes + self.class_H,
+            np.repeat(np.arange(len(identified)), np.diff(identified.offset_N1)),
+        )
+        known_H = np.isin(key_H, client_P * classes + identified.value_P)
+        offset_N1 = offsets(np.bincount(self.client_H[known_H], minlength=len(identified)))
+        parts = (IntLists(values[known_H], offset_N1) for values in (self.class_H, self.rows_H))
+        return ClientCounts(*parts)
 
     def matrix(self, clients: int, classes: int) -> Ints:
         """Return the histogram as a matrix, int64 [M, C]."""

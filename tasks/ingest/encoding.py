@@ -1,40 +1,36 @@
-"""Encoding of raw rows into the files of their owners: plain values and pure functions, which go to workers."""
+"""Encoding of raw rows into files of rows: plain values and pure functions, which go to workers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Table
+from anchorfl.tasks.arrays.arrow import Ints, Table, list_parts, table_digest
+from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.disclosure import disclose_table, stored_type
+from anchorfl.tasks.arrays.ragged import IntLists
 from anchorfl.tasks.contract import InputSpec, Task
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.prepared import client_file, client_test_file, table_bytes
+from anchorfl.tasks.ingest.destination import Destination
+from anchorfl.tasks.ingest.rows_files import EXTENTS, rows_file, write_rows
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The part of a preparation that a worker needs to encode rows."""
+    """The part of a preparation that a worker needs to encode rows and to write them."""
 
     task: Task
     spec: InputSpec
-    classes: tuple[tuple[int, ...], ...]
-    """Identified classes of every owner: the clients, then the server's test and validation rows, and the test rows of
-    every client (all classes).
-    """
-    clients: int
-    """Number of clients."""
-
-    def name(self, owner: int) -> str:
-        """Return the name of an owner's file."""
-        if owner < self.clients:
-            return client_file(owner)
-        beyond = owner - self.clients
-        return ("test.parquet", "validation.parquet")[beyond] if beyond < 2 else client_test_file(beyond - 2)
+    classes: IntLists
+    """Identified classes of every client; of all other owners' rows, every class is known."""
+    first_F1: Ints
+    """First owner of every file of rows, and the number of owners last."""
+    destination: Destination
 
     def encode(self, table: Table) -> Table:
         """Return columns row, labels, known and x; x is a list of variable size, which Ray Data keeps as it is."""
@@ -42,9 +38,57 @@ class Encoding:
         x = encoded["x"].cast(pa.list_(stored_type(encoded["x"].type.value_type)))
         return pa.table({n: x if n == "x" else encoded[n] for n in (*kept_columns(encoded), "x")})
 
-    def file(self, table: Table, owner: int) -> tuple[bytes, str]:
-        """Return the rows of one owner, with the labels that it may see, as a file, and the digest of its content."""
-        return table_bytes(disclose_table(table, self.classes[owner], len(self.task.class_names), self.task.kind))
+    def file_of(self, owner_E: Ints) -> Ints:
+        """Return the file that holds the rows of each of these owners."""
+        file_E: Ints = np.searchsorted(self.first_F1, owner_E, side="right") - 1
+        return file_E
+
+    def write(self, table: Table, file: int) -> Table:
+        """Write a file of rows and return its owners as ``WRITTEN``, in their order.
+
+        table: encoded rows with their owners in the column ``owner``, a row once for each.
+        """
+        owners = range(int(self.first_F1[file]), int(self.first_F1[file + 1]))
+        owner_E = table["owner"].to_numpy()
+        table = table.drop_columns(["owner"])
+        if (np.diff(owner_E) < 0).any():
+            order_E = np.argsort(owner_E, kind="stable")
+            owner_E, table = owner_E[order_E], Chunks.of(table).take(order_E)
+        start_O1 = np.searchsorted(owner_E, [*owners, owners.stop])
+        contents, positives = list[str](), list[int]()
+
+        def disclosed() -> Iterator[Table]:
+            for owner, start, end in zip(owners, start_O1[:-1].tolist(), start_O1[1:].tolist(), strict=True):
+                part = table.slice(start, end - start)
+                rows = disclose_table(part, self._classes_of(owner), len(self.task.class_names), self.task.kind)
+                contents.append(table_digest(rows))
+                positives.append(len(list_parts(part["labels"])[0]))
+                yield rows
+
+        data, extents, footer = write_rows(disclosed(), file)
+        unseen = not self.destination.is_here()
+        if not unseen:
+            self.destination.write(rows_file(file), data)
+        copies = [data if unseen else None, *[None] * (len(owners) - 1)]
+        columns = {"owner": owners, "rows": np.diff(start_O1), "positives": positives, "content": contents}
+        columns |= {"footer": [footer] * len(owners), "data": copies}
+        added = {name: pa.array(list(values), WRITTEN.field(name).type) for name, values in columns.items()}
+        return pa.table({**added, **{name: extents[name] for name in extents.column_names}}, WRITTEN)
+
+    def _classes_of(self, owner: int) -> Sequence[int]:
+        return self.classes[owner] if owner < len(self.classes) else range(len(self.task.class_names))
+
+
+WRITTEN = pa.schema(
+    [
+        ("owner", pa.int64()), ("rows", pa.int64()), ("positives", pa.int64()), ("content", pa.string()),
+        ("footer", pa.string()), ("data", pa.large_binary()), *EXTENTS,
+    ]
+)  # fmt: skip
+"""What there is to say of the owners of a file that was written: their rows, the positives of these before disclosure,
+the digest of their content, that of the file's footer, and its bytes, in the first line, where the process that made it
+does not see the destination; then where the rows are.
+"""
 
 
 def kept_columns(table: Table) -> list[str]:

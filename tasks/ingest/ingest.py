@@ -1,8 +1,7 @@
 """Ingest: raw files to prepared data, with Ray Data or in the process. The only file of this room that imports ray.
 
-The plan is an index made in the driver from the labels; Ray Data encodes the rows, counts the classes, brings the
-rows of each client together. Both engines apply the same pure functions and give the same bytes; the driver writes
-them, since the workers of a cluster have other disks.
+The plan is an index made in the driver from the labels; Ray Data encodes the rows in the workers, brings those of a
+file together and writes it there. Both engines apply the same pure functions and give the same bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,22 +22,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Ints, Table, list_parts
+from anchorfl.tasks.arrays.arrow import Ints, Table
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.arrays.ragged import ragged_take
-from anchorfl.tasks.contract import Task
+from anchorfl.tasks.arrays.ragged import IntLists, ragged_take
+from anchorfl.tasks.contract import InputSpec, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
-from anchorfl.tasks.files.folders import sync_folder
+from anchorfl.tasks.files.folders import cache_root, sync_folder
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.files.split_leaks import is_path
 from anchorfl.tasks.ingest import remote_cache
 from anchorfl.tasks.ingest.cache_folder import cache_folder, data_digest
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
+from anchorfl.tasks.ingest.destination import Destination
+from anchorfl.tasks.ingest.encoded_before import encoded_before, inputs_digest
 from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, set_normalization
-from anchorfl.tasks.ingest.manifest import Manifest, nonzero_counts
-from anchorfl.tasks.ingest.prepared import Prepared, write_file, write_manifest
+from anchorfl.tasks.ingest.manifest import CLIENTS, EXTENTS_FILE, MANIFEST, Manifest, Summary, manifest_bytes
+from anchorfl.tasks.ingest.prepared import CLASS_COUNTS, PARTITION, Prepared, table_bytes
 from anchorfl.tasks.ingest.raw_digest import raw_digest
 from anchorfl.tasks.ingest.raw_table import (
     Owners,
@@ -47,22 +49,22 @@ from anchorfl.tasks.ingest.raw_table import (
     restrict_validation_labels,
 )
 from anchorfl.tasks.ingest.reader_digest import reader_digest
-from anchorfl.tasks.ingest.row_numbers import renumber_plan, row_numbers
+from anchorfl.tasks.ingest.row_numbers import positions_of, renumber_plan, row_numbers
+from anchorfl.tasks.ingest.rows_files import EXTENTS, first_owners, owner_name, rows_file
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.client_test import SPLIT, client_test_of_split
 from anchorfl.tasks.partition.one_class import wrong_number
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest
+from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest, plan_table
 from anchorfl.tasks.partition.stratify import TrainingRows, describe_classes
 
 Engine = Literal["ray", "local"]
 Log = Callable[[str], None]
-_File = tuple[int, bytes, str]
-"""Owner, bytes of its file, digest of the content."""
 PROGRESS_S = 5.0
 """Seconds between two lines of progress."""
-BLOCK_ROWS = 4096
-"""Rows of one Ray Data block: small enough to spread the encoding over the CPUs."""
+BLOCK_ROWS, BLOCKS = 4096, 256
+"""Rows of one Ray Data block: small enough to spread the encoding over the CPUs. Of more rows there are so many blocks
+at most: each is split by the files that its rows belong to."""
 
 
 def prepare(task: Task, options: TaskOptions, seed: int, *, engine: Engine, log: Log = lambda _: None) -> Prepared:
@@ -108,8 +110,10 @@ def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine
     if prepared is not None:
         log(f"{task.name}: prepared data found in {object_store.shown(location)}")
         return prepared
-    remote_cache.upload(_prepare_locally(task, options, seed, raw, source, folder, engine, log), location)
-    log(f"{task.name}: prepared data copied to {object_store.shown(location)}")
+    if engine != "local":
+        _check_ray()
+    _build(task, options, seed, raw, source, location, engine, log)
+    log(f"{task.name}: prepared data written to {object_store.shown(location)}")
     return Prepared.load(location)
 
 
@@ -122,12 +126,10 @@ def _prepare_locally(
         return Prepared.load(folder)
     if engine != "local":
         _check_ray()
-    log(f"{task.name}: reading raw data")
-    table, task = read_rows(task, options, source, log)
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
     try:
-        _build(task, options, seed, raw, table, building, engine, log)
+        _build(task, options, seed, raw, source, building, engine, log)
         _publish(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)  # left over after an error or a lost race
@@ -136,42 +138,77 @@ def _prepare_locally(
 
 
 def _build(
-    task: Task, options: TaskOptions, seed: int, raw: str, table: Table, building: str, engine: Engine, log: Log
+    task: Task, options: TaskOptions, seed: int, raw: str, source: Path | None, place: str, engine: Engine, log: Log
 ) -> None:
-    """Fill a folder: plan, fit, encode, write."""
+    """Fill a folder or a place on object storage: read, plan, fit, encode, write."""
+    log(f"{task.name}: reading raw data")
+    table, task = read_rows(task, options, source, log)
     row_N = table["row"].to_numpy()
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     plan, owned = plan_rows(task, options, seed, table, labels)
     table, labels = restrict_validation_labels(table, labels, plan, task.kind)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
     spec = set_normalization(task.fit(table.filter(pa.array(used_N)), options), options)
-    owners = [tuple(range(labels.classes))] * (2 + len(plan.client_test))  # of the splits, then clients' own test rows
-    job = Encoding(task, spec, (*(client.classes for client in plan.clients), *owners), len(plan.clients))
-    log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
+    rows_O = owned.parts()
+    names = _client_names(table, rows_O, len(plan.clients)) if options.client_column else ()
+    histogram = ClassHistogram.of(labels.take(rows) for rows in rows_O[: len(plan.clients)])
     payload = table.select([*kept_columns(table), task.payload])
-    id_N, place_N = np.unique(row_N, return_inverse=True)
-    by_place_N = row_numbers(raw, len(row_N))
-    number_N = by_place_N[place_N]
-    plan = renumber_plan(plan, lambda row_B: by_place_N[np.searchsorted(id_N, row_B)])
-    local = engine == "local" or _files_are_here_alone(task, table, log)
-    encoded_files = (
-        _run_local(job, payload, number_N, owned) if local else _run_ray(job, payload, row_N, number_N, owned, labels)
-    )
-    content, files = dict[str, str](), dict[str, str]()
-    last_logged = time.monotonic()
-    for owner, data, content_digest in encoded_files:
-        content[job.name(owner)] = content_digest
-        files[job.name(owner)] = write_file(building, job.name(owner), data)
+    del table
+    number_N = np.empty_like(row_N)
+    number_N[np.argsort(row_N, kind="stable")] = row_numbers(raw, len(row_N))
+    position_of = positions_of(row_N)
+    plan = renumber_plan(plan, lambda row_B: number_N[position_of(row_B)])
+    summary = Summary(
+        task=task.name, class_names=task.class_names, kind=task.kind, spec=spec,
+        options=replace(options, root="", cache=""), seed=seed, raw_digest=raw, reader_digest=reader_digest(task),
+        inputs_digest=inputs_digest(payload, task.payload), raw_rows=len(row_N), partition_digest=plan_digest(plan),
+        data_digest="", test=0, validation=0,
+    )  # fmt: skip
+    classes, destination = IntLists.of(client.classes for client in plan.clients), Destination.of(place)
+    job = Encoding(task, spec, classes, first_owners(owned.sizes(), spec), destination)
+    local = engine == "local" or _files_are_here_alone(task, payload, log)
+    if before := encoded_before(cache_root(options.cache), summary, number_N, np.diff(owned.offset_N1) > 0):
+        x, folder = before
+        log(f"{task.name}: {len(row_N)} encoded rows found in {folder}")
+        payload = payload.drop_columns([task.payload]).append_column("x", x)
+        job = replace(job, task=replace(task, encode=_as_it_is))
+    else:
+        log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
+    parts = _run_local(job, payload, number_N, rows_O) if local else _run_ray(job, payload, row_N, number_N, owned)
+    written = _collect(parts, job, owned, labels, log)
+    manifest = _make_manifest(summary, classes, histogram, written)
+    _write_account(destination, replace(manifest, client_names=names), plan, histogram, written)
+
+
+def _as_it_is(table: Table, spec: InputSpec) -> Table:
+    """Return rows that are encoded already."""
+    return table
+
+
+def _collect(parts: Iterator[Table], job: Encoding, owned: Owners, labels: Labels, log: Log) -> Table:
+    """Return ``WRITTEN`` of all owners, in their order, without ``data``: those are written here.
+
+    parts: of some files each. Raises RuntimeError where rows or labels got lost on the way.
+    """
+    found, last_logged, files = list[Table](), time.monotonic(), 0
+    for part in parts:
+        for file, data in zip(part["file"].to_pylist(), part["data"], strict=True):
+            if data.is_valid:
+                job.destination.write(rows_file(file), data.as_py())
+        found.append(part.drop_columns(["data"]))
+        files += len(pc.unique(part["file"]))
         if time.monotonic() - last_logged > PROGRESS_S:
             last_logged = time.monotonic()
-            log(f"{task.name}: {len(files)} of {len(job.classes)} files written")
-    files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
-    manifest = _make_manifest(job, options, plan, owned, labels)
-    manifest = replace(manifest, raw_digest=raw, raw_rows=len(row_N), data_digest=data_digest(content), files=files)
-    if options.client_column:
-        manifest = replace(manifest, client_names=_client_names(table, owned, len(plan.clients)))
-    histogram = ClassHistogram.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
-    write_manifest(building, manifest, plan, histogram)
+            log(f"{job.task.name}: {files} of {len(job.first_F1) - 1} files written")
+    written = pa.concat_tables(found).sort_by("owner").combine_chunks()
+    if not np.array_equal(written["rows"].to_numpy(), owned.sizes()):
+        given = pc.sum(written["rows"]).as_py()
+        raise RuntimeError(f"{given} of {owned.sizes().sum()} rows were written, or rows of the wrong client")
+    positive_O = np.bincount(owned.owner_E, np.repeat(labels.length_N, np.diff(owned.offset_N1)), owned.count)
+    if not np.array_equal(written["positives"].to_numpy(), positive_O):
+        given = pc.sum(written["positives"]).as_py()
+        raise RuntimeError(f"{given} positives were written, and the driver counts {positive_O.sum():.0f}")
+    return written
 
 
 def plan_rows(
@@ -192,53 +229,69 @@ def plan_rows(
     return plan, assign_owners(plan, row_N, test_N)
 
 
-def _client_names(table: Table, owned: Owners, clients: int) -> tuple[str, ...]:
+def _client_names(table: Table, rows_O: list[Ints], clients: int) -> tuple[str, ...]:
     """Return the subject of every client, where each is one subject."""
-    first_M = pa.array([rows[0] for rows in owned.parts()[:clients]])
+    first_M = pa.array([rows[0] for rows in rows_O[:clients]])
     return tuple(table["subject"].take(first_M).to_pylist())
 
 
-def _run_local(job: Encoding, table: Table, number_N: Ints, owned: Owners) -> Iterator[_File]:
-    """Encode in this process, owner by owner, so that no more than one owner's rows are held twice.
+def _run_local(job: Encoding, table: Table, number_N: Ints, rows_O: list[Ints]) -> Iterator[Table]:
+    """Encode in this process, file by file, so that no more than the rows of one are held twice.
 
-    number_N: the numbers under which the rows are stored.
+    number_N: the numbers under which the rows are stored. rows_O: positions of every owner's rows.
     """
     chunks = Chunks.of(table)
-    for owner, rows in enumerate(owned.parts()):
-        yield owner, *job.file(_numbered(job.encode(chunks.take(rows)), number_N[rows]), owner)
+    for file, (start, end) in enumerate(pairwise(job.first_F1.tolist())):
+        index_B = np.concatenate(rows_O[start:end])
+        encoded = _numbered(job.encode(chunks.take(index_B)), number_N[index_B])
+        owner_B = np.repeat(np.arange(start, end), [len(rows) for rows in rows_O[start:end]])
+        yield job.write(_owned(encoded, owner_B), file)
 
 
-def _run_ray(
-    job: Encoding, table: Table, row_N: Ints, number_N: Ints, owned: Owners, labels: Labels
-) -> Iterator[_File]:
-    """Encode with Ray Data; the files one by one. Raises RuntimeError where rows or labels got lost on the way."""
+def _run_ray(job: Encoding, table: Table, row_N: Ints, number_N: Ints, owned: Owners) -> Iterator[Table]:
+    """Encode and write in the workers: Ray Data encodes block by block, each block is taken apart by the files that its
+    rows belong to, and each file is written where its parts come together.
+
+    Ray Data's own grouping would sort: all encoded rows would wait until the last has been looked at.
+    """
     import ray  # only this engine needs it
 
+    size, files = max(BLOCK_ROWS, -(-table.num_rows // BLOCKS)), len(job.first_F1) - 1
+    blocks = [table.slice(start, size) for start in range(0, table.num_rows, size)]
+    nothing = job.encode(table.slice(0, 0))
     with ray_data_settings():
-        blocks = [table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS)]
-        encoded = ray.data.from_arrow(blocks).map_batches(job.encode, batch_format="pyarrow").materialize()
-        counted = encoded.map_batches(_positive_classes, batch_format="pyarrow").groupby("class").count().take_all()
-        count_C = np.zeros(labels.classes, dtype=np.int64)
-        for line in counted:
-            count_C[line["class"]] = line["count()"]
-        if not np.array_equal(count_C, labels.counts()):
-            raise RuntimeError(
-                f"Ray Data counts {count_C.tolist()} positives per class, the driver {labels.counts().tolist()}"
-            )
-        lookup = ray.put((row_N, np.argsort(row_N), number_N, owned))
-        with_owners = encoded.map_batches(_add_owners, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
-        grouped = with_owners.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
-        rows = dict[int, int]()
-        for line in grouped.iter_rows():
-            rows[line["owner"]] = line["rows"]
-            yield line["owner"], line["file"], line["digest"]
-    size_O = owned.sizes()
-    if rows != {o: n for o, n in enumerate(size_O.tolist()) if n}:
-        raise RuntimeError(
-            f"Ray Data gave {sum(rows.values())} of {size_O.sum()} rows, or gave them to the wrong client"
-        )
-    for owner in np.flatnonzero(size_O == 0).tolist():  # a group without rows does not exist for Ray: validation = 0
-        yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
+        encoded = ray.data.from_arrow(blocks).map_batches(job.encode, batch_format="pyarrow")
+        del table, blocks
+        job_ref, lookup = ray.put(job), ray.put((row_N, np.argsort(row_N), number_N, owned))
+        take_apart: Any = ray.remote(_parts_by_file).options(num_returns=files)
+        write: Any = ray.remote(_write_file)
+        parts, running, done = list[list[Any]](), list[Any](), list[Any]()
+        for bundle in encoded.iter_internal_ref_bundles():
+            for block in bundle.block_refs:
+                refs = take_apart.remote(block, lookup, job_ref)
+                parts.append([refs] if files == 1 else refs)
+                running, _ = _wait_for_some([*running, parts[-1][0]])
+        del refs, bundle, block
+        running = []
+        for file in range(files):
+            running.append(write.remote(file, job_ref, nothing, *(of_block[file] for of_block in parts)))
+            for of_block in parts:
+                of_block[file] = None  # the store forgets what has been written
+            running, done = _wait_for_some(running)
+            yield from ray.get(done)
+        yield from ray.get(running)
+
+
+def _wait_for_some(refs: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return tasks that run and tasks that have ended, once no more run than two for a CPU of the cluster."""
+    import ray  # only this engine needs it
+
+    cpus = ray.cluster_resources().get("CPU", 1)  # type: ignore[no-untyped-call]  # ray has no annotation here
+    excess = len(refs) - 2 * max(1, int(cpus))
+    if excess <= 0:
+        return refs, []
+    done, running = ray.wait(refs, num_returns=excess, fetch_local=False)
+    return running, done
 
 
 def _files_are_here_alone(task: Task, table: Table, log: Log) -> bool:
@@ -272,53 +325,60 @@ def _numbered(table: Table, number_B: Ints) -> Table:
     return table.set_column(table.column_names.index("row"), "row", pa.array(number_B))
 
 
-def _positive_classes(table: Table) -> Table:
-    """Return one row per positive label."""
-    return pa.table({"class": list_parts(table["labels"])[0].astype(np.int64)})
+def _owned(table: Table, owner_B: Ints) -> Table:
+    """Return rows with their owners."""
+    return table.append_column("owner", pa.array(owner_B, pa.int64()))
 
 
-def _add_owners(table: Table, lookup: Any) -> Table:
-    """Return one row for every owner of every row, with the column ``owner``, and with numbers in place of ids."""
-    import ray  # runs in a worker of the ray engine
-
-    row_N, order_N, number_N, owned = ray.get(lookup)
+def _parts_by_file(table: Table, lookup: Any, job: Encoding) -> list[Table] | Table:
+    """Return for every file a table with one row for every owner there of every row, with numbers in place of ids."""
+    row_N, order_N, number_N, owned = lookup
     index_B = order_N[np.searchsorted(row_N, table["row"].to_numpy(), sorter=order_N)]
     entry, offset_B1 = ragged_take(owned.offset_N1, index_B)
-    index = np.repeat(np.arange(len(index_B)), np.diff(offset_B1))
-    table = _numbered(table, number_N[index_B]).take(index)
-    return table.append_column("owner", pa.array(owned.owner_E[entry]))
+    index, owner = np.repeat(np.arange(len(index_B)), np.diff(offset_B1)), owned.owner_E[entry]
+    by_owner = np.argsort(owner, kind="stable")
+    table = _owned(_numbered(table, number_N[index_B]).take(index[by_owner]), owner[by_owner])
+    start_F1 = np.searchsorted(owner[by_owner], job.first_F1).tolist()
+    parts = [table.slice(start, end - start) for start, end in pairwise(start_F1)]
+    return parts if len(parts) > 1 else parts[0]
 
 
-def _group_file(table: Table, job: Encoding) -> Table:
-    """Return one row: an owner, the file of its rows, and their number and digest."""
-    owner = table["owner"][0].as_py()
-    data, content = job.file(table.drop_columns(["owner"]), owner)
-    file = pa.array([data], pa.large_binary())  # large: blocks of several files may be over 2 GB
-    return pa.table({"owner": [owner], "rows": [table.num_rows], "digest": [content], "file": file})
+def _write_file(file: int, job: Encoding, nothing: Table, *parts: Table) -> Table:
+    """Write the rows of a file, and return what there is to say of them. nothing: no encoded rows, for their schema."""
+    return job.write(pa.concat_tables([_owned(nothing, np.zeros(0, np.int64)), *parts]), file)
 
 
-def _make_manifest(job: Encoding, options: TaskOptions, plan: PartitionPlan, owned: Owners, labels: Labels) -> Manifest:
-    """Return the manifest, what it says of raw files and data still empty."""
-    count_MC = (labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)])
-    identified = [set(client.classes) for client in plan.clients]
+def _make_manifest(summary: Summary, classes: IntLists, histogram: ClassHistogram, written: Table) -> Manifest:
+    """Return the manifest; what it says of files is still empty. classes: identified by every client."""
+    clients, row_O, content_O = len(classes), written["rows"].to_pylist(), written["content"].to_pylist()
+    # each was a file of its own once: kept as a name, so that the same data have the same digest as they had then
+    content = {f"{owner_name(owner, clients)}.parquet": digest for owner, digest in enumerate(content_O)}
+    known = {f.name: getattr(summary, f.name) for f in fields(Summary)}
+    known |= {"data_digest": data_digest(content), "test": row_O[clients], "validation": row_O[clients + 1]}
     return Manifest(
-        task=job.task.name,
-        class_names=job.task.class_names,
-        kind=job.task.kind,
-        spec=job.spec,
-        options=replace(options, root="", cache=""),
-        seed=plan.seed,
-        raw_digest="",
-        raw_rows=0,
-        partition_digest=plan_digest(plan),
-        data_digest="",
-        examples=tuple(owned.sizes()[: len(plan.clients)].tolist()),
-        counts=tuple(nonzero_counts(count_C, known) for count_C, known in zip(count_MC, identified, strict=True)),
-        classes=tuple(client.classes for client in plan.clients),
-        test=int(owned.sizes()[len(plan.clients)]),
-        validation=len(plan.validation),
-        client_test=tuple(map(len, plan.client_test)),
+        **known,
+        examples=tuple(row_O[:clients]),
+        counts=histogram.known_to(classes, len(summary.class_names)),
+        classes=classes,
+        client_test=tuple(row_O[clients + 2 :]),
+        extents=written.select(EXTENTS.names),
     )
+
+
+def _write_account(
+    destination: Destination, manifest: Manifest, plan: PartitionPlan, histogram: ClassHistogram, written: Table
+) -> None:
+    """Write what is beside the rows, the manifest last, as it makes the folder complete."""
+    tables = {
+        EXTENTS_FILE: manifest.extents,
+        CLIENTS: manifest.clients_table(),
+        CLASS_COUNTS: histogram.table(),
+        PARTITION: plan_table(plan),
+    }
+    numbers, digests = (written[name].to_pylist() for name in ("file", "footer"))
+    footers = {rows_file(number): digest for number, digest in zip(numbers, digests, strict=True)}
+    files = footers | {name: destination.write(name, table_bytes(table)) for name, table in tables.items()}
+    destination.close(MANIFEST, manifest_bytes(replace(manifest, files=files)))
 
 
 def _publish(building: str, folder: Path) -> None:

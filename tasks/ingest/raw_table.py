@@ -21,6 +21,7 @@ from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.files.split_leaks import leaked_rows
+from anchorfl.tasks.ingest.row_numbers import positions_of
 from anchorfl.tasks.options import JsonText, TaskOptions, json_text
 from anchorfl.tasks.partition.client_classes import sets_of_seed
 from anchorfl.tasks.partition.plan import PartitionPlan
@@ -98,7 +99,7 @@ def validate_table(table: Table, task: Task) -> Table:
     _check_names(task.class_names, task.name)
     needed = {"row", "split", "labels", task.payload} | ({"subject"} if task.subjects else set())
     lacking = needed - set(table.column_names)
-    if lacking or len(pc.unique(table["row"])) != table.num_rows:
+    if lacking or not (np.diff(np.sort(table["row"].to_numpy())) > 0).all():
         raise ValueError(f"{task.name}: read must give unique rows and {task.payload}; it lacks {sorted(lacking)}")
     splits = set(pc.unique(table["split"]).to_pylist())
     if not {"train", "test"} <= splits <= {*SPLITS}:
@@ -210,11 +211,10 @@ class Owners:
 
 def assign_owners(plan: PartitionPlan, row_N: Ints, test_N: Ints) -> Owners:
     """Return the owners of every row. row_N: ids; test_N: ids of the test rows."""
-    order_N = np.argsort(row_N)
     parts = [*(client.rows for client in plan.clients), test_N, plan.validation, *plan.client_test]
-    row_E = order_N[np.searchsorted(row_N, np.concatenate(parts), sorter=order_N)]
+    row_E = positions_of(row_N)(np.concatenate(parts))
     owner_E = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    sorted_E = np.lexsort((owner_E, row_E))
+    sorted_E = np.argsort(row_E, kind="stable")  # the owners of a row ascend as they do in the parts
     offset_N1 = offsets(np.bincount(row_E, minlength=len(row_N)))
     return Owners(owner_E[sorted_E], offset_N1, len(parts))
 

@@ -1,15 +1,19 @@
-"""The result of a partition, as JSON, and its digest."""
+"""The result of a partition, as a table, and its digest."""
 
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Ints
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.arrays.arrow import Ints, Table
+
+PARTS = ("train", "validation", "client_test")
+"""Parts of a plan, as its table has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class ClientPlan:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """The rows and classes of every client, a pure function of labels, options and seed. Stored, and an artifact."""
+    """The rows and classes of every client, a pure function of labels, options and seed."""
 
     clients: tuple[ClientPlan, ...]
     validation: Ints
@@ -51,38 +55,45 @@ def plan_digest(plan: PartitionPlan) -> str:
     return total.hexdigest()
 
 
-def plan_to_json(plan: PartitionPlan) -> str:
-    """Return a plan as JSON text, with its digest."""
-    clients = [{"rows": c.rows.tolist(), "classes": list(c.classes)} for c in plan.clients]
-    content = {
-        "digest": plan_digest(plan),
-        "seed": plan.seed,
-        "validation": plan.validation.tolist(),
-        "clients": clients,
-    }
+def plan_table(plan: PartitionPlan) -> Table:
+    """Return the rows of a plan as a table, in the order of ``plan_digest``: ``part`` (train: a client's training rows;
+    validation; client_test), ``client`` int32 (null: a validation row in which all classes are known), ``row`` int64.
+    """
+    parts = [[client.rows for client in plan.clients], [plan.validation], list(plan.client_test)]
+    validation_client = pa.nulls(len(plan.validation), pa.int32())
     if len(plan.validation_client):
-        content["validation_client"] = plan.validation_client.tolist()
-    if plan.client_test:
-        content["client_test"] = [rows.tolist() for rows in plan.client_test]
-    return json.dumps(content)
+        validation_client = pa.array(plan.validation_client, pa.int32())
+    train, tested = (np.repeat(np.arange(len(rows)), list(map(len, rows))) for rows in (parts[0], parts[2]))
+    number = np.repeat(np.arange(len(PARTS)), [sum(map(len, rows)) for rows in parts])
+    return pa.table(
+        {
+            "part": pa.DictionaryArray.from_arrays(pa.array(number, pa.int8()), pa.array(PARTS)),
+            "client": pa.concat_arrays([pa.array(train, pa.int32()), validation_client, pa.array(tested, pa.int32())]),
+            "row": np.concatenate([np.zeros(0, np.int64), *(rows for part in parts for rows in part)]),
+        }
+    )
 
 
-def plan_from_json(text: str) -> PartitionPlan:
-    """Return the plan of ``plan_to_json``. Raises InputError where the text is no plan or does not match its digest."""
-    try:
-        content = json.loads(text)
-        clients = tuple(
-            ClientPlan(np.array(c["rows"], dtype=np.int64), tuple(int(i) for i in c["classes"]))
-            for c in content["clients"]
-        )
-        validation, validation_client = (
-            np.array(content.get(name, []), dtype=np.int64) for name in ("validation", "validation_client")
-        )
-        client_test = tuple(np.array(rows, dtype=np.int64) for rows in content.get("client_test", []))
-        plan = PartitionPlan(clients, validation, int(content["seed"]), validation_client, client_test)
-        stored = content["digest"]
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise InputError(f"this is no partition plan: {error!r}") from error
-    if stored != plan_digest(plan):
-        raise InputError("the partition plan does not match its own digest")
-    return plan
+def plan_of_table(table: Table, classes: Sequence[tuple[int, ...]], seed: int, client_test: bool) -> PartitionPlan:
+    """Return the plan of ``plan_table``.
+
+    classes: identified by every client; client_test: clients have test rows of their own. Raises KeyError where a
+    column lacks.
+    """
+    part_E, row_E = table["part"].cast(pa.string()), table["row"].to_numpy()
+
+    def rows_of(part: str) -> tuple[Ints, Ints]:
+        here = pc.equal(part_E, part)
+        client = table["client"].filter(here)
+        known = np.zeros(0, np.int64) if client.null_count else client.to_numpy().astype(np.int64)
+        return row_E[here.to_numpy()], known
+
+    def split(part: str) -> list[Ints]:
+        rows, client = rows_of(part)
+        return np.split(rows, np.searchsorted(client, np.arange(1, len(classes))))
+
+    train, (validation, validation_client) = split("train"), rows_of("validation")
+    clients = tuple(ClientPlan(rows, known) for rows, known in zip(train, classes, strict=True))
+    return PartitionPlan(
+        clients, validation, seed, validation_client, tuple(split("client_test")) if client_test else ()
+    )

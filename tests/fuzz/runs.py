@@ -51,7 +51,7 @@ def finished(folder: Path, method: str = "fedavg", **more: object) -> Path:
 def unfinished(folder: Path, kept: int = 1) -> Path:
     """Make a run that was killed after its last round, before its result."""
     finished(folder, kept=kept)
-    for name in ("model", "result.json", "partition.json", "per_class.csv"):
+    for name in ("model", "result.json", "per_class.csv"):
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     about = json.loads((folder / "run.json").read_text()) | {"status": "RUNNING"}

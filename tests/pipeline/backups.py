@@ -48,7 +48,7 @@ def whole(content: dict[str, bytes]) -> int:
     assert records[: index["round"] + 1] == list(range(index["round"] + 1))
     assert {"config.json", "run.json"} <= content.keys()
     if "result.json" in content:
-        assert {"model/model.json", "model/weights.safetensors", "partition.json", "per_class.csv"} <= content.keys()
+        assert {"model/model.json", "model/weights.safetensors", "per_class.csv"} <= content.keys()
     return index["round"]
 
 

@@ -221,7 +221,7 @@ def test_rows_that_are_pickled_objects_are_not_run(finished, tmp_path, mark, mak
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path / "cache"))
     (source,) = (finished / "cache").glob("digits-*")
     e = _experiment()
-    for name in ("client-00000.parquet", "test.parquet"):
+    for name in ("rows-00000.parquet", "clients.parquet"):
         shutil.copytree(finished / "cache", tmp_path / "cache")
         file = tmp_path / "cache" / source.name / name
         good = pq.ParquetFile(file)

@@ -97,7 +97,6 @@ def test_a_run_leaves_what_the_docs_promise(experiment, tmp_path):
         "config.json",
         "metrics.jsonl",
         "per_class.csv",
-        "partition.json",
         "report",
         "model",
         "result.json",

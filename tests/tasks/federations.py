@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Source, Task
 from anchorfl.tasks.partition.partition import make_plan
+from anchorfl.tasks.partition.plan import plan_of_table, plan_table
 from anchorfl.tasks.partition.stratify import TrainingRows
 
 CASES = os.environ.get("ANCHORFL_CASES", "")
 QUICK = settings(max_examples=int(CASES or 60), deadline=None, derandomize=not CASES, database=None)
 """Cases of a property test: the same 60 each time, or with ANCHORFL_CASES so many new ones."""
+
+
+def stored(plan):
+    """Return a plan as it comes back from its table."""
+    classes = [client.classes for client in plan.clients]
+    return plan_of_table(plan_table(plan), classes, plan.seed, bool(plan.client_test))
 
 
 def names(classes):

@@ -192,7 +192,7 @@ def test_damaged_prepared_data_end_a_run_and_are_no_clients_fault(faulty, opened
     """As soon as a worker reads the file, whatever retries and quorum allow; no call is left."""
     run_spec = faulty(quorum=0.25, retries=3)
     executor = opened(with_a_damaged_client(run_spec, tmp_path))
-    with pytest.raises(PreparedDataError, match=r"client-00002\.parquet is damaged"):
+    with pytest.raises(PreparedDataError, match=r"is damaged: the rows of client-00002 do not"):
         executor.round(1, ALL, nobody)
     assert not any(worker.connection.poll() for worker in executor.workers.values())
 

@@ -13,6 +13,7 @@ from anchorfl.pipeline.cli.main import EXIT_INPUT, main
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
+from tests.faulty import damage
 from tests.runs import quiet
 
 
@@ -52,17 +53,23 @@ def one_line(capsys, name, mend="delete the folder and prepare the data again"):
     assert mend in line
 
 
-@pytest.mark.parametrize("name", ["client-00002.parquet", "test.parquet", "manifest.json"])
-def test_damage_ends_a_run_and_data_made_anew_give_its_bits(own, tmp_path, capsys, name):
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [(2, "the rows of client-00002"), (4, "the rows of test"), ("clients.parquet",) * 2, ("manifest.json",) * 2],
+)
+def test_damage_ends_a_run_and_data_made_anew_give_its_bits(own, tmp_path, capsys, what, name):
     """Clients 0 and 1 could go on without the third: the quorum is no matter here."""
     expected, folder = own(federation={"rounds": 2, "clients_per_round": 4, "quorum": 0.25})
-    flip(folder / name)
+    if isinstance(what, int):
+        damage(folder, what)
+    else:
+        flip(folder / what)
     capsys.readouterr()
     assert main(["run", "e.toml", "--output", "out"]) == EXIT_INPUT
     one_line(capsys, name)
     shutil.rmtree(folder)
     began = Path("out/run.json").exists()
-    assert began == name.startswith("client"), "the others are read before there is a run"
+    assert began == (what == 2), "the others are read before there is a run"
     assert main(["resume", "out"] if began else ["run", "e.toml", "--output", "out"]) == 0
     assert checksum(tmp_path / "out") == expected
 
@@ -70,10 +77,10 @@ def test_damage_ends_a_run_and_data_made_anew_give_its_bits(own, tmp_path, capsy
 def test_a_damaged_file_ends_a_batched_run(own, capsys):
     _, folder = own("fedaws", federation={"rounds": 1, "batched_clients": True, "clients_per_round": 2, "epochs": 1},
                     optimizer={"name": "sgd", "batch_size": 0})  # fmt: skip
-    flip(folder / "client-00001.parquet")
+    damage(folder, 1)
     capsys.readouterr()
     assert main(["run", "e.toml", "--output", "out"]) == EXIT_INPUT
-    one_line(capsys, "client-00001.parquet")
+    one_line(capsys, "the rows of client-00001")
 
 
 def test_a_cache_that_goes_in_the_middle_ends_the_run_and_resume_gives_its_bits(own, tmp_path, capsys, monkeypatch):

@@ -141,7 +141,7 @@ def test_a_run_ends_without_a_model_and_says_so(experiment, tmp_path, capsys, me
     last = read_records(folder)[0][-1].metrics
     assert content["scores"] == result.scores
     assert {f"{s}/{m}": v for s, values in result.scores.items() for m, v in values.items()}.items() <= last.items()
-    assert {"metrics.jsonl", "per_class.csv", "partition.json", "report"} <= {p.name for p in folder.iterdir()}
+    assert {"metrics.jsonl", "per_class.csv", "report"} <= {p.name for p in folder.iterdir()}
     assert resume(folder, quiet).scores == result.scores
     (tmp_path / "samples.txt").write_text("one text\n")
     for command, end in ((["predict", str(folder), str(tmp_path / "samples.txt")], "predict with"),
@@ -259,7 +259,7 @@ def test_mlflow_gets_such_a_run_whole(experiment, tmp_path):
     assert found.data.tags["notice"] == "scores are means over all clients of what their own models score"
     assert not client.search_logged_models([experiment_.experiment_id])
     names = {file.path for file in client.list_artifacts(found.info.run_id)}
-    assert {"config.json", "partition.json", "per_class.csv", "report"} <= names
+    assert {"config.json", "per_class.csv", "report"} <= names
     assert "model" not in names
     assert not any("cannot be reached" in line for line in said)
 

@@ -46,8 +46,8 @@ def test_the_gate_and_the_scores_of_a_round_share_one_pass(experiment, monkeypat
 def test_a_run_reads_its_manifest_once(experiment, tmp_path, monkeypatch):
     """Driver, server, clients and records share one reading in a process."""
     reads = []
-    real = prepared.read_manifest
-    monkeypatch.setattr(prepared, "read_manifest", lambda folder: reads.append(folder) or real(folder))
+    real = prepared.read_summary
+    monkeypatch.setattr(prepared, "read_summary", lambda folder: reads.append(folder) or real(folder))
     run(replace(experiment("fedavg", "toy-single"), output=str(tmp_path / "run")), tmp_path / "run", quiet)
     assert len(set(reads)) == 1
     assert len(reads) <= 2  # the ingest's own, which has just written it, and one for all others

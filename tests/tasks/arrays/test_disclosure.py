@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from anchorfl.tasks.arrays.arrow import list_parts, padded, table_digest
 from anchorfl.tasks.arrays.disclosure import disclose, disclose_table, known_matrix
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.ingest.prepared import table_bytes
+from anchorfl.tasks.ingest.rows_files import Extent, read_rows_of, write_rows
 
 Y = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=bool)
 MULTI = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], dtype=bool)
@@ -84,15 +84,19 @@ def test_more_values_than_an_array_can_hold(monkeypatch):
     table = pa.table(columns)
     whole = disclose_table(table, (0, 1), 2, "single")
     assert whole["x"].num_chunks == 1
-    data, digest = table_bytes(whole)
-    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 1
+    digest = table_digest(whole)
+    data, extents, _ = write_rows([whole], 0)
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 1 == extents["groups"][0].as_py()
     monkeypatch.setattr("anchorfl.tasks.arrays.arrow.MOST_VALUES", 8)
     monkeypatch.setattr("anchorfl.tasks.arrays.chunks.MAX_CHUNK_BYTES", 8)
-    monkeypatch.setattr("anchorfl.tasks.ingest.prepared.GROUP_BYTES", 40)
+    monkeypatch.setattr("anchorfl.tasks.ingest.rows_files.GROUP_BYTES", 40)
     cut = disclose_table(table, (0, 1), 2, "single")
     assert cut["x"].num_chunks > 1
     assert cut.equals(whole)
-    data, same = table_bytes(cut)
-    assert same == digest
-    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups > 1
-    assert pq.read_table(io.BytesIO(data)).equals(whole)
+    assert table_digest(cut) == digest
+    data, extents, _ = write_rows([cut, cut], 0)
+    second = Extent.of(extents, 1)
+    assert second.group == second.groups > 1
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 2 * second.groups
+    part, footer = data[second.offset :][: second.size], pq.read_metadata(io.BytesIO(data))
+    assert read_rows_of(second, part, footer).equals(whole)

@@ -18,10 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from anchorfl.tasks.arrays.chunks import Chunks
-from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.contract import InputSpec, Objective
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest import ingest
+from anchorfl.tasks.ingest import ingest, rows_files
 from anchorfl.tasks.ingest.cache_folder import cache_folder
+from anchorfl.tasks.ingest.destination import Destination
+from anchorfl.tasks.ingest.encoding import Encoding
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.raw_digest import raw_digest
 from anchorfl.tasks.ingest.reader_digest import reader_digest
@@ -61,10 +63,69 @@ def test_a_table_in_many_pieces_gives_the_same_bytes(tmp_path, monkeypatch, name
     assert contents(prepare(task, replace(options, cache=str(tmp_path / "cut")), 3, engine="local")) == contents(whole)
 
 
+@pytest.mark.parametrize(("name", "options"), FEDERATIONS)
+def test_however_many_owners_a_file_has_their_rows_are_the_same(tmp_path, monkeypatch, name, options):
+    """Every owner is read without the others, from a file of one, of two, or of all; and the data have one digest."""
+    task, options, made = find_task(name), TaskOptions(name=name, **options), []
+    for owners in (1, 2, 256):
+        monkeypatch.setattr(rows_files, "OWNERS", owners)
+        made.append(prepare(task, replace(options, cache=str(tmp_path / f"{owners}")), 3, engine="local"))
+    number = len(made[0].manifest.extents)
+    assert [len(list(Path(data.folder).glob("rows-*"))) for data in made] == [number, -(-number // 2), 1]
+    for owner in range(number):
+        assert made[0].rows(owner).equals(made[1].rows(owner))
+        assert made[0].rows(owner).equals(made[2].rows(owner))
+    assert len({data.manifest.data_digest for data in made}) == 1
+
+
+def test_a_file_ends_where_it_has_bytes_enough(monkeypatch):
+    spec = InputSpec("image", (1, 2, 2), levels=255)
+    monkeypatch.setattr(rows_files, "FILE_BYTES", 40)  # 10 rows
+    sizes = np.array([3, 0, 7, 1, 25, 0, 4, 6, 1])
+    assert rows_files.first_owners(sizes, spec).tolist() == [0, 3, 4, 5, 8, 9]
+    monkeypatch.setattr(rows_files, "OWNERS", 2)
+    assert rows_files.first_owners(sizes, spec).tolist() == [0, 2, 4, 5, 7, 9]
+    assert rows_files.first_owners(np.array([0, 0, 0]), spec).tolist() == [0, 2, 3]
+
+
+def test_a_process_that_does_not_see_the_folder_gives_the_bytes(tmp_path, monkeypatch):
+    """As a worker with another disk does; and the folder of another preparation is not taken for it."""
+    task, options = find_task("toy-single"), TaskOptions(name="toy-single", clients=3)
+    here = prepare(task, replace(options, cache=str(tmp_path / "here")), 0, engine="local")
+    monkeypatch.setattr(Destination, "is_here", lambda self: False)
+    away = prepare(task, replace(options, cache=str(tmp_path / "away")), 0, engine="local")
+    assert contents(away) == contents(here)
+    monkeypatch.undo()
+    ours = Destination.of(str(tmp_path))
+    assert ours.is_here()
+    assert not Destination(str(tmp_path / "elsewhere"), ours.builder).is_here()
+    Destination.of(str(tmp_path))
+    assert not ours.is_here()
+
+
+def test_rows_or_labels_that_get_lost_are_noticed(tmp_path, monkeypatch):
+    task, options = find_task("toy-multi"), TaskOptions(name="toy-multi", clients=3, cache=str(tmp_path))
+    real = Encoding.encode
+    monkeypatch.setattr(Encoding, "encode", lambda self, table: real(self, table).slice(1))
+    with pytest.raises((RuntimeError, ValueError)):
+        prepare(task, options, 0, engine="local")
+
+    def unlabeled(self, table):
+        encoded = real(self, table)
+        nothing = pa.array([[]] * len(encoded), pa.list_(pa.int32()))
+        return encoded.set_column(encoded.column_names.index("labels"), "labels", nothing)
+
+    monkeypatch.setattr(Encoding, "encode", unlabeled)
+    with pytest.raises(RuntimeError, match=r"0 positives were written, and the driver counts \d+"):
+        prepare(task, options, 0, engine="local")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize(("name", "options"), FEDERATIONS)
 def test_ray_gives_the_same_bytes(ray_running, tmp_path, monkeypatch, capfd, name, options):
     monkeypatch.setattr(ingest, "BLOCK_ROWS", 50)  # several blocks, so that groups really come together
+    monkeypatch.setattr(rows_files, "OWNERS", 2)  # in several files
     task, options = find_task(name), TaskOptions(name=name, **options)
     local = prepare(task, replace(options, cache=str(tmp_path / "local")), 3, engine="local")
     capfd.readouterr()
@@ -194,8 +255,8 @@ def test_an_error_leaves_nothing_behind(tmp_path):
 def test_an_incomplete_cached_folder_is_an_error_with_its_mend(tmp_path):
     task, options = find_task("toy-single"), TaskOptions(name="toy-single", clients=3, cache=str(tmp_path))
     folder = Path(prepare(task, options, 0, engine="local").folder)
-    (folder / "test.parquet").unlink()
-    with pytest.raises(InputError, match=r"test\.parquet is missing; delete the folder"):
+    (folder / "rows-00000.parquet").unlink()
+    with pytest.raises(InputError, match=r"rows-00000\.parquet is missing; delete the folder"):
         prepare(task, options, 0, engine="local")
 
 
@@ -274,6 +335,7 @@ def test_images_and_toys_are_what_they_say(tmp_path):
 
 def test_a_long_preparation_says_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr("anchorfl.tasks.ingest.ingest.PROGRESS_S", -1.0)
+    monkeypatch.setattr(rows_files, "OWNERS", 1)
     said = []
     options = TaskOptions(name="toy-multi", clients=3, cache=str(tmp_path))
     prepare(find_task("toy-multi"), options, 0, engine="local", log=said.append)

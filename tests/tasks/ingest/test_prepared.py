@@ -16,15 +16,15 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.errors import PreparedDataError
 from anchorfl.tasks.ingest.ingest import prepare
-from anchorfl.tasks.ingest.prepared import SERVER_SPLITS, Prepared
+from anchorfl.tasks.ingest.prepared import SERVER_SPLITS, Prepared, _footer
 from anchorfl.tasks.ingest.row_numbers import row_places
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.plan import plan_digest, plan_from_json
+from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.registry import find_task
 
 TASKS = ("toy-single", "toy-multi")
 ONE_OF_EACH_KIND = (
-    "client-00001.parquet", "test.parquet", "validation.parquet", "class_counts.parquet", "partition.json",
+    "rows-00000.parquet", "clients.parquet", "extents.parquet", "class_counts.parquet", "partition.parquet",
 )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_a_clients_file_never_holds_a_label_that_it_does_not_identify(made):
     )
     y_NC = labels.matrix()
     for number, client in enumerate(plan.clients):
-        table = pq.read_table(f"{prepared.folder}/client-{number:05d}.parquet")
+        table = prepared.rows(number)
         assert table.column_names == ["row", "x", "labels", "known"]
         assert table.schema.metadata is None
         assert set(table["labels"].combine_chunks().flatten().to_pylist()) <= set(client.classes)
@@ -111,7 +111,7 @@ def test_loading_gives_the_same_manifest_and_data_stay_writable(made):
     task, _, prepared = made
     again = Prepared.load(prepared.folder)
     assert again == prepared
-    assert plan_digest(plan_from_json(again.content("partition.json").decode())) == again.manifest.partition_digest
+    assert plan_digest(again.stored_plan()) == again.manifest.partition_digest
     data = again.client(0, Objective(task.kind))
     data.x.add_(1)  # a warning, and so an error, where the tensor is a view of read-only memory
     data.y_NC.add_(1)
@@ -148,13 +148,11 @@ def test_a_manifest_of_another_version_is_refused(copy):
 
 
 EDITS = {
-    "classes": lambda m: m["classes"].reverse(),
     "class_names": lambda m: m["class_names"].reverse(),
-    "counts": lambda m: m["counts"].reverse(),
-    "examples": lambda m: m["examples"].reverse(),
+    "test": lambda m: m.update(test=m["test"] + 1),
     "seed": lambda m: m.update(seed=None, new=1),
     "spec": lambda m: m.update(spec=[]),
-    "files": lambda m: m["files"].pop("client-00000.parquet"),
+    "files": lambda m: m["files"].pop("rows-00000.parquet"),
     "digest": lambda m: m.pop("digest"),
 }
 
@@ -177,7 +175,8 @@ def test_what_is_no_manifest_is_refused(copy, text):
 
 
 def read_all(folder):
-    """Read every file of a prepared folder, as a run and its diagnosis do."""
+    """Read every file of a prepared folder, as a run and its diagnosis do in a process of their own."""
+    _footer.cache_clear()
     prepared = Prepared.load(folder)
     objective = Objective(prepared.manifest.kind)
     prepared.plan()
@@ -204,7 +203,7 @@ def test_one_flipped_bit_is_found_wherever_it_is(copy, name):
     read_all(copy)
 
 
-@pytest.mark.parametrize(("name", "other"), [("client-00000", "client-00001"), ("client-00002", "test")])
+@pytest.mark.parametrize(("name", "other"), [("clients", "extents"), ("partition", "rows-00000")])
 def test_files_in_each_others_place_are_refused(copy, name, other):
     ours, theirs = (copy / f"{n}.parquet" for n in (name, other))
     kept = ours.read_bytes()
@@ -217,7 +216,7 @@ def test_files_in_each_others_place_are_refused(copy, name, other):
 def test_a_file_that_goes_after_loading_is_named(copy):
     prepared = Prepared.load(copy)
     shutil.rmtree(copy)
-    with pytest.raises(PreparedDataError, match=r"copy: client-00001\.parquet is missing; delete the folder"):
+    with pytest.raises(PreparedDataError, match=r"copy: rows-00000\.parquet is missing; delete the folder"):
         prepared.client(1, Objective(prepared.manifest.kind))
 
 
@@ -227,7 +226,7 @@ def test_too_little_memory_is_no_damage(made, monkeypatch):
     def full(*_, **__):
         raise pa.ArrowMemoryError("malloc of size 64 failed")
 
-    monkeypatch.setattr(pq, "read_table", full)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", full)
     with pytest.raises(MemoryError):
         made[2].client(0, Objective(made[0].kind))
 

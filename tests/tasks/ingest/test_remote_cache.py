@@ -15,6 +15,7 @@ from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest import ingest
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.ingest.rows_files import Extent, footer_start
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.registry import find_task
@@ -43,11 +44,11 @@ def test_prepared_once_for_all_machines(s3, machine, monkeypatch):
     first = shared(f"{s3}/cache", lines.append)
     name = object_store.last_name(first.location)
     assert first.location == f"{s3}/cache/{name}"
-    assert lines[-1] == f"toy-single: prepared data copied to {first.location}"
+    assert lines[-1] == f"toy-single: prepared data written to {first.location}"
     there = {
         n: object_store.read_bytes(object_store.join(first.location, n)) for n in object_store.sizes(first.location)
     }
-    assert there == {path.name: path.read_bytes() for path in Path(first.folder).iterdir()}
+    assert there.keys() == {"manifest.json", *first.manifest.files}
 
     here = machine("second")
     monkeypatch.setattr(ingest, "read_rows", lambda *_: pytest.fail("prepared again"))
@@ -56,24 +57,36 @@ def test_prepared_once_for_all_machines(s3, machine, monkeypatch):
     assert second.manifest == first.manifest
     assert second.folder != first.folder
     files = lambda: {path.name for path in here.rglob("*") if path.is_file() and not path.name.startswith(".")}  # noqa: E731
-    assert files() == {"manifest.json"}
+    account = {"manifest.json", "clients.parquet", "extents.parquet"}
+    assert files() == account
     data, expected = (p.client(1, Objective("single")) for p in (second, first))
     assert (data.x == expected.x).all()
     assert len(second.cards()) == 3
-    assert files() == {"manifest.json", "client-00001.parquet"}  # no other client's
+    starts = [Extent.of(first.manifest.extents, owner).offset for owner in range(4)]
+    footer = footer_start(first.manifest.extents, 0)
+    parts = {f"rows-00000.parquet.{start}" for start in (starts[1], footer)}
+    assert files() == account | parts  # no other client's
     second.split("test", Objective("single"))
     assert plan_digest(second.plan()) == plan_digest(first.plan())
-    assert files() == {"manifest.json", "client-00001.parquet", "test.parquet", "partition.json"}
+    assert files() == account | parts | {f"rows-00000.parquet.{starts[3]}", "partition.parquet"}
+    for part in parts:
+        start = int(part.rpartition(".")[2])
+        assert there["rows-00000.parquet"][start:].startswith((Path(second.folder) / part).read_bytes())
 
 
 def test_each_file_is_asked_for_once(s3, machine, monkeypatch):
     location = shared(f"{s3}/cache").location
     machine("second")
-    asked, real = [], object_store.read_bytes
-    monkeypatch.setattr(object_store, "read_bytes", lambda p: asked.append(object_store.last_name(p)) or real(p))
+    asked, whole, part = [], object_store.read_bytes, object_store.read_part
+    monkeypatch.setattr(object_store, "read_bytes", lambda p: asked.append(object_store.last_name(p)) or whole(p))
+    monkeypatch.setattr(
+        object_store, "read_part", lambda p, *at: asked.append((object_store.last_name(p), *at)) or part(p, *at)
+    )
     for _ in range(3):  # as several actors of one machine do
         Prepared.load(location).client(0, Objective("single"))
-    assert asked == ["manifest.json", "client-00000.parquet"]
+    extents = Prepared.load(location).manifest.extents
+    rows = [("rows-00000.parquet", footer_start(extents, 0), -1), ("rows-00000.parquet", 0, extents["size"][0].as_py())]
+    assert asked == ["manifest.json", "clients.parquet", "extents.parquet", *rows]
 
 
 def test_the_manifest_comes_last(tmp_path, machine, monkeypatch):
@@ -90,26 +103,26 @@ def test_the_manifest_comes_last(tmp_path, machine, monkeypatch):
     monkeypatch.setattr(object_store, "write_bytes", killed)
     with pytest.raises(KeyboardInterrupt):
         shared(cache)
-    clients = [f"client-0000{n}.parquet" for n in range(3)]
-    assert sorted(order) == ["class_counts.parquet", *clients, "partition.json", "test.parquet", "validation.parquet"]
+    names = ["class_counts.parquet", "clients.parquet", "extents.parquet", "partition.parquet", "rows-00000.parquet"]
+    assert sorted(order) == names
     monkeypatch.undo()
     machine("second")
     lines = []
     shared(cache, lines.append)
-    assert "copied to" in lines[-1]
+    assert "written to" in lines[-1]
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path, machine):
     location = shared(f"file://{tmp_path}/shared").location
     folder = Path(location.removeprefix("file://"))
     machine("second")
-    (folder / "client-00002.parquet").write_bytes(b"something else")
-    with pytest.raises(InputError, match=r"client-00002\.parquet does not have the checksum that its manifest states"):
+    (folder / "rows-00000.parquet").write_bytes(b"something else")
+    with pytest.raises(InputError, match=r"rows-00000\.parquet does not have the checksum that its manifest states"):
         Prepared.load(location).client(2, Objective("single"))
-    (folder / "client-00002.parquet").unlink()
-    with pytest.raises(InputError, match=r"^file://.*: client-00002\.parquet is missing; delete the folder"):
+    (folder / "rows-00000.parquet").unlink()
+    with pytest.raises(InputError, match=r"^file://.*: rows-00000\.parquet is missing; delete the folder"):
         Prepared.load(location).client(2, Objective("single"))
-    with pytest.raises(InputError, match=r"^file://.*: client-00002\.parquet is missing; delete the folder"):
+    with pytest.raises(InputError, match=r"^file://.*: rows-00000\.parquet is missing; delete the folder"):
         shared(f"file://{tmp_path}/shared")
     machine("third")
     with pytest.raises(InputError, match=r"holds no complete prepared data"):
@@ -130,7 +143,6 @@ def test_a_run_gives_the_same_bits(experiment, finished_run, s3, tmp_path, machi
     for name in ("second", "third"):
         machine(name)
         sums.append(run(e, tmp_path / f"run-{name}", str.strip).checksum)
-        assert (tmp_path / f"run-{name}" / "partition.json").exists()
     assert len(set(sums)) == 1
 
 
@@ -154,4 +166,5 @@ def test_actors_read_from_object_storage(experiment, finished_run, s3, tmp_path,
     assert "prepared data found in s3://" in done.stdout
     (fetched,) = (path for path in here.iterdir() if path.is_dir())
     assert "-fetched-" in fetched.name
-    assert {path.name for path in fetched.glob("*.parquet")} > {"test.parquet", "client-00000.parquet"}
+    assert {path.name for path in fetched.glob("*.parquet")} >= {"clients.parquet", "extents.parquet"}
+    assert len(list(fetched.glob("rows-00000.parquet.*"))) > 4, "a footer and the rows of clients and splits"

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from anchorfl.tasks.arrays.labels import Labels
@@ -52,12 +51,12 @@ def guessed(data):
     """Return how often two guesses are right about hidden labels: by the nearest row of the test file, by the position
     in the client's file.
     """
-    test = pq.read_table(f"{data.folder}/test.parquet")
+    test = data.rows(CLIENTS)
     test_B, label_B = test["row"].to_numpy(), np.concatenate(test["labels"].to_numpy())
     truth = sorted_task().read(None, None)["labels"].to_pylist()
     by_row, by_position = [], []
     for client in range(CLIENTS):
-        table = pq.read_table(f"{data.folder}/client-{client:05d}.parquet")
+        table = data.rows(client)
         hidden_B = np.array([not labels for labels in table["labels"].to_pylist()])
         place_B = prepared.row_places(data.manifest.raw_digest, data.manifest.raw_rows)[table["row"].to_numpy()]
         want_B = np.array([truth[place][0] for place in place_B.tolist()])

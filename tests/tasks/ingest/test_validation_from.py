@@ -14,9 +14,9 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.plan import plan_digest, plan_from_json, plan_to_json
+from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.registry import find_task
-from tests.tasks.federations import QUICK, rows_of, shuffled, task_of
+from tests.tasks.federations import QUICK, rows_of, shuffled, stored, task_of
 
 GROUPS = {"a": (0, 1), "b": (2,), "c": (3, 4, 5)}
 
@@ -50,7 +50,7 @@ def test_the_partition_comes_first_and_a_share_of_each_client_is_held_out(case, 
         assert np.array_equal(np.sort(np.concatenate([client.rows, held])), before.rows)
         assert client.classes == before.classes
     assert plan_digest(make_plan(shuffled(rows, 1), task, chosen, seed)) == plan_digest(plan)
-    again = plan_from_json(plan_to_json(plan))
+    again = stored(plan)
     assert plan_digest(again) == plan_digest(plan)
     assert np.array_equal(again.validation_client, plan.validation_client)
 

@@ -14,11 +14,11 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.plan import plan_digest, plan_from_json, plan_to_json
+from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.registry import task_of as task_of_options
 from anchorfl.tasks.tabular.table import resolve_options
-from tests.tasks.federations import QUICK, rows_of, shuffled, task_of
+from tests.tasks.federations import QUICK, rows_of, shuffled, stored, task_of
 
 
 @st.composite
@@ -54,7 +54,7 @@ def test_rows_of_the_test_leave_their_clients_training_and_nothing_else_changes(
             assert len(test) <= max(1, round(float(chosen.client_test) * len(before.rows)))
     assert whole.client_test == ()
     assert plan_digest(make_plan(shuffled(rows, 1), task, chosen, seed)) == plan_digest(plan) != plan_digest(whole)
-    again = plan_from_json(plan_to_json(plan))
+    again = stored(plan)
     assert all(np.array_equal(a, b) for a, b in zip(again.client_test, plan.client_test, strict=True))
 
 

@@ -1,0 +1,62 @@
+"""Where prepared data are written: a folder that is being built, or a place on object storage."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+from anchorfl.tasks.files import object_store
+from anchorfl.tasks.files.folders import sync_folder
+
+MARK = ".building"
+"""A file in a folder that is being built: whoever does not see it has another disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A place for files, from any process of a cluster."""
+
+    place: str
+    """Folder on this machine, or location on object storage."""
+    builder: str = ""
+    """Content of the folder's ``MARK``; nobody else has it."""
+
+    @classmethod
+    def of(cls, place: str) -> Destination:
+        """Return the destination, with its mark where it is a folder."""
+        if object_store.is_remote(place):
+            return cls(place)
+        builder = os.urandom(16).hex()
+        with open(f"{place}/{MARK}", "w", encoding="ascii") as stream:
+            stream.write(builder)
+        return cls(place, builder)
+
+    def is_here(self) -> bool:
+        """Return whether what this process writes arrives."""
+        if object_store.is_remote(self.place):
+            return True
+        try:
+            with open(f"{self.place}/{MARK}", encoding="ascii") as stream:
+                return stream.read() == self.builder
+        except FileNotFoundError:
+            return False
+
+    def write(self, name: str, data: bytes) -> str:
+        """Write one file, synced to disk, and return the sha256 of its bytes."""
+        if object_store.is_remote(self.place):
+            object_store.write_bytes(object_store.join(self.place, name), data)
+        else:
+            with open(f"{self.place}/{name}", "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+        return hashlib.sha256(data).hexdigest()
+
+    def close(self, name: str, data: bytes) -> None:
+        """Write the last file, which makes the others complete."""
+        if not object_store.is_remote(self.place):
+            os.remove(f"{self.place}/{MARK}")
+        self.write(name, data)
+        if not object_store.is_remote(self.place):
+            sync_folder(self.place)
