@@ -56,7 +56,7 @@ def script(
         words = [word for action in parser._actions for word in (*action.option_strings, *_choices(action))]
         words += ["$options"] if name in (*OF_PRESETS, *OF_OPTIONS) else []
         words += ["$presets"] if name in OF_PRESETS else []
-        words += {"presets": ["$presets"], "run": ["--print"], "export": ["flower"]}.get(name, [])
+        words += {"presets": ["$presets"], "run": ["--print"], "export": ["flower", "nvflare"]}.get(name, [])
         cases.append(f'            {name}) words="{" ".join(words)}" ;;')
     return SCRIPT.format(
         zsh=ZSH if shell == "zsh" else "", commands=" ".join(parsers), presets=" ".join(presets),

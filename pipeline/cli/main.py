@@ -140,7 +140,11 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     sub.add_argument("run", help="run folder, or its copy: s3://bucket/runs/NAME (cluster.backup)")
     commands.add_places(sub)
     add("data", None, "every data set: found or missing, where to get it, licence; data check: a table of your own")
-    add("export", None, "an experiment as an app of another framework: anchorfl export flower PRESET [--output FOLDER]")
+    add(
+        "export",
+        None,
+        "an experiment as an app of another framework: anchorfl export flower|nvflare PRESET [--output FOLDER]",
+    )
     cooccurrence.arguments(
         add(
             "cooccurrence",

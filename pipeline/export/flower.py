@@ -1,18 +1,13 @@
 """A run as a Flower app: Flower places the processes and carries the messages, and the run's own server and clients do
 what they do in AnchorFL, so the weights are the same to the bit.
 
-A message becomes an ``ArrayRecord``, path -> array, and its form a JSON text: dicts by their keys, dataclasses by their
-names, which are looked up in the method's module. No pickle. docs/flower.md.
+A message becomes an ``ArrayRecord``, path -> array, and its form a JSON text. docs/flower.md.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections import ChainMap
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,19 +18,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Method, Update
-from anchorfl.pipeline.config.federation import quorum_size
+from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.export.flower_app import PRESET
-from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.run.round_loop import final_checksum
-from anchorfl.pipeline.storage.saved_model import save_model
+from anchorfl.pipeline.export.apps import PRESET
+from anchorfl.pipeline.export.message_form import as_update, put_together, taken_apart
+from anchorfl.pipeline.export.rounds import run_spec_of
+from anchorfl.pipeline.export.rounds import serve as serve_rounds
 from anchorfl.pipeline.terminal import Log, say
 from anchorfl.pipeline.training.client import ClientRunner
-from anchorfl.pipeline.training.errors import RejectedError
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
-from anchorfl.pipeline.training.sampling import cohort_of
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError, first_line
 
@@ -43,8 +34,6 @@ MEMORY, SENT, TO_IT, UPDATE, ABOUT, METRICS = "memory", "sent", "to it alone", "
 """Keys of records."""
 WAIT_S = 0.5
 """Seconds between two looks at the nodes that are there."""
-Form = str | dict[str, Any]
-"""The form of a message: a tensor's path; or the forms of a dict's or a dataclass's parts."""
 
 
 def server_app(folder: Path) -> ServerApp:
@@ -79,35 +68,17 @@ def client_app(folder: Path) -> ClientApp:
 
 def record_of(message: object) -> tuple[ArrayRecord, str]:
     """Return a message as arrays, and its form."""
-    arrays = {path: Array(t.detach().cpu().contiguous().numpy()) for path, t in messages.tensors(message)}
-    return ArrayRecord(arrays), json.dumps(_form(message, ""))
+    tensors, form = taken_apart(message)
+    return ArrayRecord({path: Array(t.numpy()) for path, t in tensors.items()}), form
 
 
 def message_of(record: Mapping[str, Array], form: str, method: Method[Any, Any]) -> Any:
-    """Return a message of ``record_of``. Names of dataclasses are those of the modules of the method and its bases."""
-    names = ChainMap(*(vars(sys.modules[kind.__module__]) for kind in type(method).__mro__))
+    """Return a message of ``record_of``. Errors as ``put_together``, KeyError where an array lacks."""
 
-    def build(part: Form) -> Any:
-        if isinstance(part, str):
-            return torch.from_numpy(record[part].numpy().copy())
-        inner = {name: build(each) for name, each in part["of"].items()}
-        if "is" not in part:
-            return inner
-        kind = names.get(part["is"])
-        if not (isinstance(kind, type) and is_dataclass(kind)):
-            raise InputError(f"a message is a {part['is']!r}, unknown to {method.name!r} here: the versions differ")
-        return kind(**inner)
+    def tensor_at(path: str) -> Tensor:
+        return torch.from_numpy(record[path].numpy().copy())
 
-    return build(json.loads(form))
-
-
-def _form(message: object, path: str) -> Form:
-    if isinstance(message, Tensor):
-        return path
-    if isinstance(message, dict):
-        return {"of": {key: _form(value, f"{path}/{key}".lstrip("/")) for key, value in message.items()}}
-    of = {f.name: _form(getattr(message, f.name), f"{path}/{f.name}".lstrip("/")) for f in fields(message)}  # type: ignore[arg-type]
-    return {"is": type(message).__name__, "of": of}
+    return put_together(tensor_at, form, method)
 
 
 # ---- The client's half.
@@ -115,9 +86,7 @@ def _form(message: object, path: str) -> Form:
 
 @cache
 def _run_spec(folder: Path) -> RunSpec:
-    experiment = read_preset(str(folder / PRESET))
-    alone = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))  # Flower places the processes
-    return make_run_spec(alone, _quiet)
+    return run_spec_of(read_preset(str(folder / PRESET)))
 
 
 @cache
@@ -153,26 +122,17 @@ def fit(folder: Path, content: RecordDict, context: Context) -> RecordDict:
 
 def serve(folder: Path, grid: Grid, log: Log = say) -> None:
     """Run all rounds; write the model and log the checksum of the weights. InputError where too few clients answer."""
-    one_thread()
     run_spec = _run_spec(folder)
-    experiment, server = run_spec.experiment, Server(run_spec)
-    nodes, rounds = _nodes(grid, experiment.task.clients, log), experiment.federation.rounds
-    for round_ in range(1, rounds + 1):
-        chosen = cohort_of(experiment.federation, experiment.task.clients, round_, experiment.seed)
-        least, answered, left = quorum_size(experiment.federation.quorum, len(chosen)), list[int](), chosen
-        while left:
-            answered += _ask(run_spec, server, grid, nodes, round_, left, log)
-            answered, left = _aggregate(server, round_, sorted(answered), least, log)
-        if round_ == rounds or round_ % experiment.evaluation.every == 0:
-            log(f"round {round_}/{rounds}  {_scores(server, 'validation')}")
-    log(_scores(server, "test"))
-    place = (folder / "model").resolve()
-    save_model(place, run_spec, server.state.weights, {"round": rounds})
-    log(f"model: {place}\nweights sha256 {final_checksum(server.snapshot())}")
+    nodes = _nodes(grid, run_spec.experiment.task.clients, log)
+
+    def ask(server: Server, round_: int, asked: Sequence[int]) -> list[int]:
+        return _ask(run_spec, server, grid, nodes, round_, asked, log)
+
+    serve_rounds(run_spec, ask, (folder / "model").resolve(), log)
 
 
 def _ask(
-    run_spec: RunSpec, server: Server, grid: Grid, nodes: Mapping[int, int], round_: int, asked: Iterable[int], log: Log
+    run_spec: RunSpec, server: Server, grid: Grid, nodes: Mapping[int, int], round_: int, asked: Sequence[int], log: Log
 ) -> list[int]:
     """Send a round to these clients, and take in what they answer; return who did."""
     sent, form = record_of(server.broadcast(round_))
@@ -187,9 +147,9 @@ def _ask(
         if reply.has_error():
             log(f"round {round_}: node {reply.metadata.src_node_id}: {reply.error.reason}")
             continue
-        client = clients[reply.metadata.src_node_id]
+        client, content = clients[reply.metadata.src_node_id], reply.content
         try:
-            update = _update_of(reply.content, experiment.method)
+            update = as_update(message_of(content[UPDATE], str(content[ABOUT][UPDATE]), experiment.method))
         except (InputError, KeyError, TypeError, ValueError) as error:
             why = str(error) if isinstance(error, InputError) else first_line(error)
             log(f"round {round_}: the message of client {client} is no update: {why}")
@@ -197,38 +157,6 @@ def _ask(
         server.collect(round_, client, update)
         answered.append(client)
     return answered
-
-
-def _update_of(content: RecordDict, method: Method[Any, Any]) -> Update:
-    """Return the update that a client sent. InputError, KeyError, TypeError or ValueError: it is none."""
-    update = message_of(content[UPDATE], str(content[ABOUT][UPDATE]), method)
-    if not isinstance(update, Update):
-        raise InputError(f"it is a {type(update).__name__}")
-    return update
-
-
-def _aggregate(server: Server, round_: int, answered: list[int], least: int, log: Log) -> tuple[list[int], list[int]]:
-    """Merge what came in, without updates that the server refuses. Return two empty lists where it is done; else the
-    clients whose updates it still has, and those that have to train again. InputError: fewer than ``least`` are left.
-    """
-    while True:
-        if len(answered) < least:
-            raise InputError(f"round {round_}: {len(answered)} clients answered, and {least} must (federation.quorum)")
-        try:
-            server.aggregate(round_, answered)
-        except RejectedError as error:
-            for client, reason in error.reasons.items():
-                log(f"round {round_}: client {client} is left out: {reason}")
-            answered = [client for client in answered if client not in error.reasons]
-            if error.again:
-                return [client for client in answered if client not in error.again], list(error.again)
-        else:
-            return [], []
-
-
-def _scores(server: Server, split: str) -> str:
-    values = server.scores([split])[split].values
-    return f"{split} " + ", ".join(f"{name} {100 * value:.2f}" for name, value in values.items())
 
 
 def _nodes(grid: Grid, clients: int, log: Log) -> dict[int, int]:
@@ -243,7 +171,3 @@ def _nodes(grid: Grid, clients: int, log: Log) -> dict[int, int]:
     if missing := sorted({*range(clients)} - found.keys()):
         raise InputError(f"no node has the data of client {missing[0]}; each node's partition-id names its client")
     return found
-
-
-def _quiet(line: str) -> None:
-    """Say nothing: every process of Flower's would."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.folders import sync_folder
@@ -42,15 +46,24 @@ class Destination:
         except FileNotFoundError:
             return False
 
-    def write(self, name: str, data: bytes) -> str:
-        """Write one file, synced to disk, and return the sha256 of its bytes."""
+    @contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """Yield a stream for one file, which is synced to disk, or sent, when the block ends well."""
         if object_store.is_remote(self.place):
-            object_store.write_bytes(object_store.join(self.place, name), data)
-        else:
-            with open(f"{self.place}/{name}", "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
+            with tempfile.TemporaryFile() as draft:
+                yield draft
+                draft.seek(0)
+                object_store.write_bytes(object_store.join(self.place, name), draft.read())
+            return
+        with open(f"{self.place}/{name}", "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def write(self, name: str, data: bytes) -> str:
+        """Write one file and return the sha256 of its bytes."""
+        with self.writing(name) as stream:
+            stream.write(data)
         return hashlib.sha256(data).hexdigest()
 
     def close(self, name: str, data: bytes) -> None:

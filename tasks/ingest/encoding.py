@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -65,11 +66,15 @@ class Encoding:
                 positives.append(len(list_parts(part["labels"])[0]))
                 yield rows
 
-        data, extents, footer = write_rows(disclosed(), file)
-        unseen = not self.destination.is_here()
-        if not unseen:
-            self.destination.write(rows_file(file), data)
-        copies = [data if unseen else None, *[None] * (len(owners) - 1)]
+        name, data = rows_file(file), None
+        if self.destination.is_here():
+            with self.destination.writing(name) as stream:
+                extents, footer = write_rows(stream, disclosed(), file)
+        else:
+            draft = io.BytesIO()
+            extents, footer = write_rows(draft, disclosed(), file)
+            data = draft.getvalue()
+        copies = [data, *[None] * (len(owners) - 1)]
         columns = {"owner": owners, "rows": np.diff(start_O1), "positives": positives, "content": contents}
         columns |= {"footer": [footer] * len(owners), "data": copies}
         added = {name: pa.array(list(values), WRITTEN.field(name).type) for name, values in columns.items()}

@@ -71,7 +71,7 @@ def prepare(task: Task, options: TaskOptions, seed: int, *, engine: Engine, log:
     """Return the prepared data of a federation, from the cache or made now.
 
     engine: ``ray`` needs a running Ray (the caller starts it) if there is work to do; ``local`` works in this process.
-    Where ``task.cache`` is an address, they are made in the cache folder of this machine and then copied there.
+    Where ``task.cache`` is an address, they are written there.
     Raises InputError on bad options or files, RuntimeError where Ray is needed and not running.
     """
     clients, options = options.clients, canonicalize_options(task, options, seed)
@@ -265,7 +265,7 @@ def _run_ray(job: Encoding, table: Table, row_N: Ints, number_N: Ints, owned: Ow
         job_ref, lookup = ray.put(job), ray.put((row_N, np.argsort(row_N), number_N, owned))
         take_apart: Any = ray.remote(_parts_by_file).options(num_returns=files)
         write: Any = ray.remote(_write_file)
-        parts, running, done = list[list[Any]](), list[Any](), list[Any]()
+        parts, running = list[list[Any]](), list[Any]()
         for bundle in encoded.iter_internal_ref_bundles():
             for block in bundle.block_refs:
                 refs = take_apart.remote(block, lookup, job_ref)

@@ -25,7 +25,7 @@ from anchorfl.tasks.contract import InputSpec
 OWNERS, FILE_BYTES = 256, 1 << 27
 """A file is full with so many owners, or with about so many bytes before compression. The owners bound its footer,
 which whoever reads one of them reads as well."""
-GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 30
+GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 27
 """Most rows, and about so many bytes, of a group of rows: a group with 2^31 values cannot be read."""
 EXTENTS = pa.schema(
     [
@@ -83,29 +83,51 @@ def first_owners(size_O: Ints, spec: InputSpec) -> Ints:
     return np.array([*first, len(size_O)], dtype=np.int64)
 
 
-def write_rows(tables: Iterable[Table], number: int) -> tuple[bytes, Table, str]:
-    """Return a file with the rows of these tables, their extents in it, and the sha256 of its footer.
+def write_rows(stream: Any, tables: Iterable[Table], number: int) -> tuple[Table, str]:
+    """Write a file with the rows of these tables; return their extents in it, and the sha256 of its footer.
 
-    tables: of one owner each, all of one schema; at least one. number: of the file.
+    stream: a binary file, empty. tables: of one owner each, all of one schema; at least one. number: of the file.
     """
-    stream, extents, writer = io.BytesIO(), list[Extent](), None
+    sink, extents, writer = _HashedSink(stream), list[Extent](), None
     for table in tables:
         # without statistics: they would show the smallest and largest values of a group in every copy of the footer
-        writer = writer or pq.ParquetWriter(stream, table.schema, compression="zstd", write_statistics=False)
-        start, group = stream.tell() if extents else 0, sum(extent.groups for extent in extents)
-        rows = max(1, int(GROUP_BYTES * table.num_rows / max(1, table.nbytes)))
-        rows = min(rows, GROUP_ROWS)
+        writer = writer or pq.ParquetWriter(sink, table.schema, compression="zstd", write_statistics=False)
+        group = sum(extent.groups for extent in extents)
+        rows = min(GROUP_ROWS, max(1, int(GROUP_BYTES * table.num_rows / max(1, table.nbytes))))
         writer.write_table(table, row_group_size=rows)
-        groups = max(1, -(-table.num_rows // rows))
-        with stream.getbuffer() as written, written[start:] as data:
-            extents.append(Extent(number, group, groups, start, len(data), hashlib.sha256(data).digest()))
+        extents.append(Extent(number, group, max(1, -(-table.num_rows // rows)), *sink.piece()))
     if writer is None:
         raise ValueError("a file of rows needs an owner")
-    end = stream.tell()
     writer.close()
-    content = stream.getvalue()
+    _, _, footer = sink.piece()
     columns = {name: [getattr(extent, name) for extent in extents] for name in EXTENTS.names}
-    return content, pa.table(columns, EXTENTS), hashlib.sha256(content[end:]).hexdigest()
+    return pa.table(columns, EXTENTS), footer.hex()
+
+
+class _HashedSink(io.RawIOBase):
+    """Passes what is written on to a stream, and knows the sha256 of each piece of it."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self.stream, self.position, self.start, self.hash = stream, 0, 0, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def write(self, data: Any) -> int:
+        self.stream.write(data)
+        self.hash.update(data)
+        self.position += len(data)
+        return len(data)
+
+    def piece(self) -> tuple[int, int, bytes]:
+        """Return first byte, size and sha256 of what was written since this was last asked for."""
+        piece = self.start, self.position - self.start, self.hash.digest()
+        self.start, self.hash = self.position, hashlib.sha256()
+        return piece
 
 
 def footer_start(extents: Table, number: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -13,9 +12,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm.contract import ServerState, Update
-from anchorfl.pipeline.cli.main import main
-from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.export.flower_app import APP, check, write_app
+from anchorfl.pipeline.export.apps import write_app
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.tasks.errors import InputError
@@ -96,7 +93,7 @@ def flower(monkeypatch):
 def served(flower, folder, experiment, **grid):
     """Return the lines of a run of an app."""
     said = []
-    write_app(folder, "toy", experiment)
+    write_app("flower", folder, "toy", experiment)
     flower.serve(folder, Grid(experiment.task.clients, flower.client_app(folder), **grid), said.append)
     return "\n".join(said).splitlines()
 
@@ -177,35 +174,3 @@ def test_messages_keep_their_form_and_types(flower):
     with pytest.raises(InputError, match="'Popen', unknown to 'fedavg' here: the versions differ"):
         flower.message_of({}, json.dumps({"is": "Popen", "of": {}}), METHODS["fedavg"]())
     assert isinstance(flower.message_of(*flower.record_of(Update({})), METHODS["moon"]()), Update)
-
-
-def test_the_command_writes_an_app(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["export", "flower", "digits/fedavg", "--federation.rounds", "3", "--output", "app"]
-    assert main(words) == 0
-    assert capsys.readouterr().out.splitlines()[:3] == ["app/pyproject.toml", "app/app.py", "app/experiment.toml"]
-    assert (tmp_path / "app/app.py").read_text() == APP
-    assert "options.num-supernodes = 10" in (tmp_path / "app/pyproject.toml").read_text()
-    assert read_preset("app/experiment.toml").federation.rounds == 3
-    assert main(words) == 2
-    assert "app exists: give another --output" in capsys.readouterr().err
-    assert main(["export", "nvflare", "digits/fedavg"]) == 2
-    assert main(["export"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("method", "sections", "named"),
-    [
-        ("fedproto", {}, "scores its clients' own models"),
-        ("fedavg", {"federation": {"stack": 2}}, "set it to 1"),
-        ("fedavg", {"federation": {"backup_fraction": 0.5}}, "asks no stand-ins"),
-    ],
-)
-def test_what_flower_would_not_do_is_refused(experiment, method, sections, named):
-    with pytest.raises(InputError, match=named):
-        check(experiment(method, **sections))
-    senders = [kind for kind in METHODS.values() if kind.sends_initial_message]
-    for kind in senders:
-        e = experiment("fedavg")
-        with pytest.raises(InputError, match="send a message before round 1"):
-            check(replace(e, method=kind()))

@@ -85,8 +85,8 @@ def test_more_values_than_an_array_can_hold(monkeypatch):
     whole = disclose_table(table, (0, 1), 2, "single")
     assert whole["x"].num_chunks == 1
     digest = table_digest(whole)
-    data, extents, _ = write_rows([whole], 0)
-    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 1 == extents["groups"][0].as_py()
+    extents, _ = write_rows(file := io.BytesIO(), [whole], 0)
+    assert pq.ParquetFile(file).num_row_groups == 1 == extents["groups"][0].as_py()
     monkeypatch.setattr("anchorfl.tasks.arrays.arrow.MOST_VALUES", 8)
     monkeypatch.setattr("anchorfl.tasks.arrays.chunks.MAX_CHUNK_BYTES", 8)
     monkeypatch.setattr("anchorfl.tasks.ingest.rows_files.GROUP_BYTES", 40)
@@ -94,9 +94,9 @@ def test_more_values_than_an_array_can_hold(monkeypatch):
     assert cut["x"].num_chunks > 1
     assert cut.equals(whole)
     assert table_digest(cut) == digest
-    data, extents, _ = write_rows([cut, cut], 0)
+    extents, _ = write_rows(file := io.BytesIO(), [cut, cut], 0)
     second = Extent.of(extents, 1)
     assert second.group == second.groups > 1
-    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 2 * second.groups
-    part, footer = data[second.offset :][: second.size], pq.read_metadata(io.BytesIO(data))
+    assert pq.ParquetFile(file).num_row_groups == 2 * second.groups
+    part, footer = file.getvalue()[second.offset :][: second.size], pq.read_metadata(file)
     assert read_rows_of(second, part, footer).equals(whole)

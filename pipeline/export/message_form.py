@@ -1,0 +1,65 @@
+"""A message as tensors by path and a JSON text, for frameworks that carry arrays: dicts by their keys, dataclasses by
+their names, which are looked up in the method's module. No pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import ChainMap
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Method, Update
+from anchorfl.tasks.errors import InputError
+
+Form = str | dict[str, Any]
+"""The form of a message: a tensor's path; or the forms of a dict's or a dataclass's parts."""
+
+
+def taken_apart(message: object) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors of a message by their paths, on the CPU, and its form."""
+    tensors = {path: t.detach().cpu().contiguous() for path, t in messages.tensors(message)}
+    return tensors, json.dumps(_form(message, ""))
+
+
+def put_together(tensor_at: Callable[[str], Tensor], form: str, method: Method[Any, Any]) -> Any:
+    """Return the message of a form. tensor_at: path -> tensor.
+
+    Names of dataclasses are those of the modules of the method and its bases. Raises InputError where there is no such
+    name, what ``tensor_at`` raises where a tensor lacks, ValueError or TypeError where the form is none.
+    """
+    names = ChainMap(*(vars(sys.modules[kind.__module__]) for kind in type(method).__mro__))
+
+    def build(part: Form) -> Any:
+        if isinstance(part, str):
+            return tensor_at(part)
+        inner = {name: build(each) for name, each in part["of"].items()}
+        if "is" not in part:
+            return inner
+        kind = names.get(part["is"])
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            raise InputError(f"a message is a {part['is']!r}, unknown to {method.name!r} here: the versions differ")
+        return kind(**inner)
+
+    return build(json.loads(form))
+
+
+def as_update(message: Any) -> Update:
+    """Return a message that should be an update. InputError: it is none."""
+    if not isinstance(message, Update):
+        raise InputError(f"it is a {type(message).__name__}")
+    return message
+
+
+def _form(message: object, path: str) -> Form:
+    if isinstance(message, Tensor):
+        return path
+    if isinstance(message, dict):
+        return {"of": {key: _form(value, f"{path}/{key}".lstrip("/")) for key, value in message.items()}}
+    of = {f.name: _form(getattr(message, f.name), f"{path}/{f.name}".lstrip("/")) for f in fields(message)}  # type: ignore[arg-type]
+    return {"is": type(message).__name__, "of": of}

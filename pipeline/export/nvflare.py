@@ -1,0 +1,203 @@
+"""A run as a job of NVFlare: NVFlare places the sites and carries the messages, and the run's own server and clients do
+what they do in AnchorFL, so the weights are the same to the bit.
+
+A message is the bytes of a safetensors file, and its form a JSON text. docs/nvflare.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
+
+from anchorfl.pipeline.algorithm.contract import Method
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.export.apps import PRESET
+from anchorfl.pipeline.export.message_form import as_update, put_together, taken_apart
+from anchorfl.pipeline.export.rounds import run_spec_of, serve
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.training.client import ClientRunner
+from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
+from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.errors import InputError, first_line
+
+TRAIN = "train"
+"""The one task."""
+SENT, TO_IT, UPDATE, LOSS = "sent", "to_it_alone", "update", "loss"
+"""Keys of messages; the form of each stands under its key and ``FORM``."""
+FORM, ROUND = "_form", "round"
+MEMORY = "memory.safetensors"
+"""File in a site's folder of the job: what its client keeps between rounds."""
+LOOK_S = 0.05
+"""Seconds between two looks at the answers."""
+
+
+@cache
+def _run_spec(path: Path) -> RunSpec:
+    return run_spec_of(read_preset(str(path)))
+
+
+@cache
+def _runner(path: Path) -> ClientRunner:
+    """Return the runner of this process: one for all sites that the simulator gives it."""
+    one_thread()
+    return ClientRunner(_run_spec(path))
+
+
+def client_of(site: str) -> int:
+    """Return the client that a site trains: ``site-1`` has client 0. InputError: its name ends in no number above 0."""
+    number = re.search(r"\d+$", site)
+    if number is None or not int(number[0]):
+        raise InputError(f"site {site!r} trains no client: the name of a site ends in a number, that of client 0 in 1")
+    return int(number[0]) - 1
+
+
+# ---- Messages.
+
+
+def put(content: dict[str, Any], key: str, message: object) -> None:
+    """Put a message into what is sent."""
+    tensors, content[key + FORM] = taken_apart(message)
+    content[key] = save(tensors)
+
+
+def taken(content: Mapping[str, Any], key: str, method: Method[Any, Any]) -> Any:
+    """Return a message out of what was sent. Errors as ``put_together``; KeyError or SafetensorError: it is none."""
+    return put_together(load(content[key]).__getitem__, str(content[key + FORM]), method)
+
+
+def places(fl_ctx: FLContext) -> tuple[Path, Path]:
+    """Return the preset of the job, and the job's folder at this site."""
+    workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
+    return Path(workspace.get_app_config_dir(job)) / PRESET, Path(workspace.get_run_dir(job))
+
+
+# ---- The client's half.
+
+
+class AnchorExecutor(Executor):  # type: ignore[misc]  # nvflare is for who has it
+    """A site's half."""
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Train the site's client for a round and return its update."""
+        if task_name != TRAIN:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        preset, folder = places(fl_ctx)
+        answer = Shareable()
+        answer.update(fit(preset, client_of(fl_ctx.get_identity_name()), shareable, folder))
+        return answer
+
+
+def fit(preset: Path, client: int, content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Train a site's client for a round; what it keeps goes into a file in ``folder``. preset: the experiment."""
+    runner, method = _runner(preset), _run_spec(preset).experiment.method
+    broadcast, to_it = (taken(content, key, method) for key in (SENT, TO_IT))
+    path, memory = folder / MEMORY, {}
+    if path.exists():
+        with safe_open(path, "pt") as file:
+            memory = put_together(file.get_tensor, file.metadata()[FORM], method)
+    result = runner.fit(client, int(content[ROUND]), broadcast, memory, to_it)
+    tensors, form = taken_apart(result.memory)
+    write_atomically(path, save(tensors, {FORM: form}))
+    answer: dict[str, Any] = {LOSS: float(result.loss)}
+    put(answer, UPDATE, result.update)
+    return answer
+
+
+# ---- The server's half.
+
+
+class AnchorController(Controller):  # type: ignore[misc]  # as above
+    """The server's half."""
+
+    def __init__(self) -> None:
+        super().__init__(task_check_period=LOOK_S)
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing to prepare."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing to end."""
+
+    def process_result_of_unknown_task(
+        self, client: Any, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Leave out what comes after its round's deadline."""
+        self.log_info(fl_ctx, f"{client.name} answered too late")
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Run all rounds. What ends the run too early is the reason of a panic."""
+        preset, folder = places(fl_ctx)
+        try:
+            run_spec = _run_spec(preset)
+            names = [client.name for client in fl_ctx.get_engine().get_clients()]
+            sites = sites_of(names, run_spec.experiment.task.clients)
+
+            def ask(server: Server, round_: int, asked: Sequence[int]) -> list[int]:
+                return self._ask(run_spec, server, sites, round_, asked, fl_ctx, abort_signal)
+
+            serve(run_spec, ask, folder / "model", lambda line: self.log_info(fl_ctx, line))
+        except InputError as error:
+            self.system_panic(str(error), fl_ctx)
+
+    def _ask(
+        self, run_spec: RunSpec, server: Server, sites: Sequence[str], round_: int, asked: Sequence[int],
+        fl_ctx: FLContext, abort_signal: Signal,
+    ) -> list[int]:  # fmt: skip
+        """Send a round to these clients, and take in what they answer; return who did."""
+        shared, deadline = dict[str, Any](), run_spec.experiment.federation.deadline
+        put(shared, SENT, server.broadcast(round_))
+        answers = dict[str, Shareable]()
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            answers[client_task.client.name] = client_task.result
+
+        for client in asked:
+            content = Shareable()
+            content.update(shared | {ROUND: round_})
+            put(content, TO_IT, server.client_message(client))
+            task = Task(TRAIN, content, timeout=math.ceil(deadline), result_received_cb=received)
+            self.send(task=task, fl_ctx=fl_ctx, targets=[sites[client]])
+        while self.get_num_standing_tasks():
+            if abort_signal.triggered:
+                self.cancel_all_tasks()
+                raise InputError(f"round {round_} was aborted")
+            time.sleep(LOOK_S)
+        answered, method = list[int](), run_spec.experiment.method
+        for client in asked:
+            answer = answers.get(sites[client])
+            if answer is None or answer.get_return_code() != ReturnCode.OK:
+                why = "no answer in time" if answer is None else answer.get_return_code()
+                self.log_info(fl_ctx, f"round {round_}: {sites[client]}: {why}")
+                continue
+            try:
+                update = as_update(taken(answer, UPDATE, method))
+            except (InputError, KeyError, TypeError, ValueError, SafetensorError) as error:
+                why = str(error) if isinstance(error, InputError) else first_line(error)
+                self.log_info(fl_ctx, f"round {round_}: the message of client {client} is no update: {why}")
+                continue
+            server.collect(round_, client, update)
+            answered.append(client)
+        return answered
+
+
+def sites_of(names: Sequence[str], clients: int) -> list[str]:
+    """Return the site of every client. InputError: a client has none."""
+    site_of = {client_of(name): name for name in names}
+    if missing := sorted({*range(clients)} - site_of.keys()):
+        raise InputError(f"no site has the data of client {missing[0]}: the name of its site ends in {missing[0] + 1}")
+    return [site_of[client] for client in range(clients)]

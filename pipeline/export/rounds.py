@@ -1,0 +1,75 @@
+"""The rounds of a run whose messages another framework carries: selection, the run's own server, refused updates, the
+quorum and the saved model, with the bits of ``anchorfl run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.federation import quorum_size
+from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.run.round_loop import final_checksum
+from anchorfl.pipeline.storage.saved_model import save_model
+from anchorfl.pipeline.terminal import Log
+from anchorfl.pipeline.training.errors import RejectedError
+from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
+from anchorfl.pipeline.training.sampling import cohort_of
+from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.errors import InputError
+
+Ask = Callable[[Server, int, Sequence[int]], list[int]]
+"""Send a round to some clients, give the server the updates that come back, and return who answered."""
+
+
+def run_spec_of(experiment: Experiment) -> RunSpec:
+    """Return the run of one process's half: the other framework places the processes."""
+    alone = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
+    return make_run_spec(alone, lambda line: None)  # every process would say it
+
+
+def serve(run_spec: RunSpec, ask: Ask, place: Path, log: Log) -> None:
+    """Run all rounds; write the model to ``place`` and log the checksum of the weights.
+
+    InputError where fewer clients answer than the quorum.
+    """
+    one_thread()
+    experiment, server = run_spec.experiment, Server(run_spec)
+    federation = experiment.federation
+    for round_ in range(1, federation.rounds + 1):
+        chosen = cohort_of(federation, experiment.task.clients, round_, experiment.seed)
+        least, answered, left = quorum_size(federation.quorum, len(chosen)), list[int](), list(chosen)
+        while left:
+            answered += ask(server, round_, left)
+            answered, left = _aggregate(server, round_, sorted(answered), least, log)
+        if round_ == federation.rounds or round_ % experiment.evaluation.every == 0:
+            log(f"round {round_}/{federation.rounds}  {_scores(server, 'validation')}")
+    log(_scores(server, "test"))
+    save_model(place, run_spec, server.state.weights, {"round": federation.rounds})
+    log(f"model: {place}\nweights sha256 {final_checksum(server.snapshot())}")
+
+
+def _aggregate(server: Server, round_: int, answered: list[int], least: int, log: Log) -> tuple[list[int], list[int]]:
+    """Merge what came in, without updates that the server refuses. Return two empty lists where it is done; else the
+    clients whose updates it still has, and those that have to train again. InputError: fewer than ``least`` are left.
+    """
+    while True:
+        if len(answered) < least:
+            raise InputError(f"round {round_}: {len(answered)} clients answered, and {least} must (federation.quorum)")
+        try:
+            server.aggregate(round_, answered)
+        except RejectedError as error:
+            for client, reason in error.reasons.items():
+                log(f"round {round_}: client {client} is left out: {reason}")
+            answered = [client for client in answered if client not in error.reasons]
+            if error.again:
+                return [client for client in answered if client not in error.again], list(error.again)
+        else:
+            return [], []
+
+
+def _scores(server: Server, split: str) -> str:
+    values = server.scores([split])[split].values
+    return f"{split} " + ", ".join(f"{name} {100 * value:.2f}" for name, value in values.items())

@@ -1,0 +1,77 @@
+"""The folders of apps for other frameworks, and what is refused before one is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.export.apps import FLOWER_APP, FRAMEWORKS, check
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.tasks.errors import InputError
+
+OPTIONS = ["digits/fedavg", "--federation.rounds", "3", "--output", "app"]
+
+
+def test_the_command_writes_a_flower_app(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "flower", *OPTIONS]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == ["app/pyproject.toml", "app/app.py", "app/experiment.toml"]
+    assert said[3].endswith("cd app && flwr run . local-simulation --stream")
+    assert (tmp_path / "app/app.py").read_text() == FLOWER_APP
+    assert "options.num-supernodes = 10" in (tmp_path / "app/pyproject.toml").read_text()
+    assert read_preset("app/experiment.toml").federation.rounds == 3
+
+
+def test_the_command_writes_a_job_of_nvflare(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "nvflare", *OPTIONS]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("cd app && nvflare simulator . -w workspace -n 10 -t 2")
+    meta, server, client, policy = (
+        json.loads((tmp_path / "app" / file).read_text())
+        for file in (
+            "meta.json", "app/config/config_fed_server.json", "app/config/config_fed_client.json",
+            "workspace/local/resources.json",
+        )
+    )  # fmt: skip
+    assert (meta["min_clients"], meta["deploy_map"]) == (10, {"app": ["@ALL"]})
+    assert server["workflows"][0]["path"] == "anchorfl.pipeline.export.nvflare.AnchorController"
+    assert client["executors"][0]["executor"]["path"] == "anchorfl.pipeline.export.nvflare.AnchorExecutor"
+    assert policy["class_allow_list"] == ["nvflare.", "anchorfl."]
+    assert read_preset("app/app/config/experiment.toml").federation.rounds == 3
+
+
+def test_a_folder_that_is_there_and_other_frameworks_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "nvflare", *OPTIONS]) == 0
+    assert main(["export", "flower", *OPTIONS]) == 2
+    assert "app exists: give another --output" in capsys.readouterr().err
+    assert main(["export", "fate", "digits/fedavg"]) == 2
+    assert "export fate: there are flower, nvflare; " in capsys.readouterr().err
+    assert main(["export"]) == 0
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("method", "sections", "named"),
+    [
+        ("fedproto", {}, "scores its clients' own models"),
+        ("fedavg", {"federation": {"stack": 2}}, "set it to 1"),
+        ("fedavg", {"federation": {"backup_fraction": 0.5}}, "asks no stand-ins"),
+    ],
+)
+def test_what_a_framework_would_not_do_is_refused(experiment, framework, method, sections, named):
+    with pytest.raises(InputError, match=f"{FRAMEWORKS[framework]} does not do this: .*{named}"):
+        check(framework, experiment(method, **sections))
+
+
+def test_methods_whose_clients_send_something_before_round_1_are_refused(experiment):
+    for kind in METHODS.values():
+        if kind.sends_initial_message:
+            e = experiment("fedavg")
+            with pytest.raises(InputError, match="send a message before round 1"):
+                check("nvflare", replace(e, method=kind()))
