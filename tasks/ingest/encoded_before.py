@@ -1,5 +1,5 @@
-"""Images that have been encoded already, for another seed or partition: to decode a photo takes a hundred times as long
-as to read its pixels.
+"""Images that have been encoded already, for another seed or partition: to decode a photo takes many times as long as
+to read its pixels.
 
 They are the same where the raw files, the code that reads them, the rows by id and path, and the input's form are: what
 a file becomes depends on nothing else.
