@@ -6,6 +6,8 @@ Shape suffixes: N rows, C classes, L positions, D values of a row.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,14 +74,25 @@ def chunked_lists(x_ND: npt.NDArray[Any], most: int) -> Column:
 
 def table_digest(table: Table) -> str:
     """Return the sha256 of a table's content: column names, types and values, whatever its chunks and file encoding."""
+    columns = zip(table.column_names, table.columns, strict=True)
+    return columns_digest({name: partial(iter, [column]) for name, column in columns})
+
+
+def columns_digest(columns: Mapping[str, Callable[[], Iterable[Column]]]) -> str:
+    """Return the ``table_digest`` of columns that come piece by piece, and twice: no more than a piece is held."""
     digest = hashlib.sha256()
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        digest.update(repr((name, str(column.type), len(column))).encode())
-        if pa.types.is_list(column.type):
-            digest.update(np.packbits(nulls(column)).tobytes())
-            values, length_N = list_parts(column.fill_null(pa.scalar([], column.type)))
-            digest.update(length_N.tobytes())
-        else:
-            values = column.to_numpy()
-        digest.update(np.ascontiguousarray(values).tobytes())
+    for name, pieces in columns.items():
+        null, lengths, kind, count = list[Bools](), list[Ints](), None, 0
+        for piece in pieces():
+            kind, count = piece.type, count + len(piece)
+            if pa.types.is_list(kind):
+                null.append(nulls(piece))
+                lengths.append(list_parts(piece.fill_null(pa.scalar([], kind)))[1])
+        digest.update(repr((name, str(kind), count)).encode())
+        if lengths:
+            digest.update(np.packbits(np.concatenate(null)).tobytes())
+            digest.update(np.concatenate(lengths).tobytes())
+        for piece in pieces():
+            values = list_parts(piece.fill_null(pa.scalar([], kind)))[0] if lengths else piece.to_numpy()
+            digest.update(np.ascontiguousarray(values).tobytes())
     return digest.hexdigest()

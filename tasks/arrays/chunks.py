@@ -33,6 +33,12 @@ class Chunks:
         chunks = tuple(_cut(table, largest))
         return cls(chunks, np.cumsum([0, *(chunk.num_rows for chunk in chunks)], dtype=np.int64))
 
+    @classmethod
+    def as_they_are(cls, table: Table) -> Chunks:
+        """Return the chunks that a table has; nothing is copied."""
+        chunks = tuple(pa.Table.from_batches([batch]) for batch in table.to_batches()) or (table,)
+        return cls(chunks, np.cumsum([0, *(chunk.num_rows for chunk in chunks)], dtype=np.int64))
+
     def __len__(self) -> int:
         return int(self.start_Q1[-1])
 

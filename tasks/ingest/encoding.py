@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints, Table, list_parts, table_digest
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table, columns_digest, list_parts, table_digest
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.disclosure import disclose_table, stored_type
 from anchorfl.tasks.arrays.ragged import IntLists
 from anchorfl.tasks.contract import InputSpec, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.destination import Destination
-from anchorfl.tasks.ingest.rows_files import EXTENTS, rows_file, write_rows
+from anchorfl.tasks.ingest.rows_files import EXTENTS, GROUP_BYTES, rows_file, rows_of_bytes, write_rows
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
@@ -51,37 +53,91 @@ class Encoding:
         """
         owners = range(int(self.first_F1[file]), int(self.first_F1[file + 1]))
         owner_E = table["owner"].to_numpy()
-        table = table.drop_columns(["owner"])
-        if (np.diff(owner_E) < 0).any():
-            order_E = np.argsort(owner_E, kind="stable")
-            owner_E, table = owner_E[order_E], Chunks.of(table).take(order_E)
-        start_O1 = np.searchsorted(owner_E, [*owners, owners.stop])
-        contents, positives = list[str](), list[int]()
-
-        def disclosed() -> Iterator[Table]:
-            for owner, start, end in zip(owners, start_O1[:-1].tolist(), start_O1[1:].tolist(), strict=True):
-                part = table.slice(start, end - start)
-                rows = disclose_table(part, self._classes_of(owner), len(self.task.class_names), self.task.kind)
-                contents.append(table_digest(rows))
-                positives.append(len(list_parts(part["labels"])[0]))
-                yield rows
-
+        order_E = np.lexsort((table["row"].to_numpy(), owner_E))
+        start_O1 = np.searchsorted(owner_E[order_E], [*owners, owners.stop])
+        rows = _OwnersRows(self, Chunks.as_they_are(table.drop_columns(["owner"])), order_E, owners, start_O1.tolist())
         name, data = rows_file(file), None
         if self.destination.is_here():
             with self.destination.writing(name) as stream:
-                extents, footer = write_rows(stream, disclosed(), file)
+                extents, footer = write_rows(stream, rows, file)
         else:
             draft = io.BytesIO()
-            extents, footer = write_rows(draft, disclosed(), file)
+            extents, footer = write_rows(draft, rows, file)
             data = draft.getvalue()
-        copies = [data, *[None] * (len(owners) - 1)]
-        columns = {"owner": owners, "rows": np.diff(start_O1), "positives": positives, "content": contents}
-        columns |= {"footer": [footer] * len(owners), "data": copies}
+        columns = {"owner": owners, "rows": np.diff(start_O1), "positives": rows.positives, "content": rows.contents}
+        columns |= {"footer": [footer] * len(owners), "data": [data, *[None] * (len(owners) - 1)]}
         added = {name: pa.array(list(values), WRITTEN.field(name).type) for name, values in columns.items()}
         return pa.table({**added, **{name: extents[name] for name in extents.column_names}}, WRITTEN)
 
-    def _classes_of(self, owner: int) -> Sequence[int]:
-        return self.classes[owner] if owner < len(self.classes) else range(len(self.task.class_names))
+    def disclosed(self, table: Table, owner: int) -> Table:
+        """Return rows with the labels that their owner may see."""
+        names = self.task.class_names
+        classes = self.classes[owner] if owner < len(self.classes) else range(len(names))
+        return disclose_table(table, classes, len(names), self.task.kind)
+
+
+class _OwnersRows:
+    """The rows of the owners of a file, a group at a time: iterates over owners, and each over its groups.
+
+    ``positives`` and ``contents`` are those of the owners that are done: the positives of their rows, and the
+    ``table_digest`` of what was disclosed.
+    """
+
+    def __init__(self, job: Encoding, chunks: Chunks, order_E: Ints, owners: range, start_O1: list[int]) -> None:
+        """order_E: positions of the rows of the first owner, ascending by number, then of the next. start_O1: where in
+        ``order_E`` those of each owner begin.
+        """
+        self.job, self.chunks, self.order_E = job, chunks, order_E
+        self.positives, self.contents = list[int](), list[str]()
+        most = rows_of_bytes(GROUP_BYTES, job.spec)
+        self.groups = [
+            (owner, at, min(at + most, end))
+            for owner, (start, end) in zip(owners, pairwise(start_O1), strict=True)
+            for at in range(start, max(end, start + 1), most)
+        ]
+        self.most = most
+
+    def __iter__(self) -> Iterator[Iterator[Table]]:
+        for owner, groups in groupby(zip(self.groups, self._tables(), strict=True), key=lambda pair: pair[0][0]):
+            yield self._of(owner, groups)
+
+    def _of(self, owner: int, groups: Iterable[tuple[tuple[int, int, int], Table]]) -> Iterator[Table]:
+        places, small, positives, digest = list[tuple[int, int]](), list[Table](), 0, ""
+        for (_, start, end), table in groups:
+            rows = self.job.disclosed(table, owner)
+            positives += len(list_parts(table["labels"])[0])
+            digest = "" if places else table_digest(rows)
+            places.append((start, end))
+            small.append(rows.drop_columns(["x"]))
+            yield rows
+        if len(places) > 1:  # too much to be held: the inputs are taken again
+            others = pa.concat_tables(small)
+            columns: dict[str, Callable[[], Iterable[Column]]] = {
+                name: (lambda: self._inputs(places)) if name == "x" else partial(iter, [others[name]])
+                for name in rows.column_names
+            }
+            digest = columns_digest(columns)
+        self.positives.append(positives)
+        self.contents.append(digest)
+
+    def _inputs(self, places: list[tuple[int, int]]) -> Iterator[Column]:
+        for start, end in places:
+            yield self.chunks.take(self.order_E[start:end])["x"]
+
+    def _tables(self) -> Iterator[Table]:
+        """Yield the rows of every group; those of small groups are put in order together."""
+        batch = list[tuple[int, int]]()
+        for _, start, end in self.groups:
+            if batch and end - batch[0][0] > self.most:
+                yield from self._taken(batch)
+                batch = []
+            batch.append((start, end))
+        yield from self._taken(batch)
+
+    def _taken(self, places: list[tuple[int, int]]) -> Iterator[Table]:
+        first = places[0][0]
+        table = self.chunks.take(self.order_E[first : places[-1][1]])
+        return (table.slice(start - first, end - start) for start, end in places)
 
 
 WRITTEN = pa.schema(

@@ -25,8 +25,10 @@ from anchorfl.tasks.contract import InputSpec
 OWNERS, FILE_BYTES = 256, 1 << 27
 """A file is full with so many owners, or with about so many bytes before compression. The owners bound its footer,
 which whoever reads one of them reads as well."""
-GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 27
-"""Most rows, and about so many bytes, of a group of rows: a group with 2^31 values cannot be read."""
+GROUP_BYTES = 1 << 26
+"""About the most bytes of a group of rows before compression: a split may be a tenth of all rows, and whoever writes it
+holds no more than a group.
+"""
 EXTENTS = pa.schema(
     [
         ("file", pa.int32()), ("group", pa.int32()), ("groups", pa.int32()),
@@ -66,15 +68,18 @@ def owner_name(owner: int, clients: int) -> str:
     return ("test", "validation")[beyond] if beyond < 2 else f"client-test-{beyond - 2:05d}"
 
 
-def first_owners(size_O: Ints, spec: InputSpec) -> Ints:
-    """Return the first owner of every file, and the number of owners last, int64 [F1].
-
-    size_O: rows of every owner. The same for every way to prepare the data, so that the files are the same bytes.
+def rows_of_bytes(size: int, spec: InputSpec) -> int:
+    """Return how many rows have about so many bytes: the same for every way to prepare the data, so that the files are
+    the same bytes.
     """
     # a token or a number has four bytes, a value of a sparse row with its number eight
     value = 1 if spec.levels else 8 if spec.kind == "sparse" else 4
-    most = max(1, FILE_BYTES // max(1, value * int(np.prod(spec.shape))))
-    first, rows = [0], 0
+    return max(1, size // max(1, value * int(np.prod(spec.shape))))
+
+
+def first_owners(size_O: Ints, spec: InputSpec) -> Ints:
+    """Return the first owner of every file, and the number of owners last, int64 [F1]. size_O: rows of every owner."""
+    most, first, rows = rows_of_bytes(FILE_BYTES, spec), [0], 0
     for owner, size in enumerate(size_O.tolist()):
         if owner - first[-1] == OWNERS or (rows and rows + size > most):
             first.append(owner)
@@ -83,21 +88,23 @@ def first_owners(size_O: Ints, spec: InputSpec) -> Ints:
     return np.array([*first, len(size_O)], dtype=np.int64)
 
 
-def write_rows(stream: Any, tables: Iterable[Table], number: int) -> tuple[Table, str]:
-    """Write a file with the rows of these tables; return their extents in it, and the sha256 of its footer.
+def write_rows(stream: Any, owners: Iterable[Iterable[Table]], number: int) -> tuple[Table, str]:
+    """Write a file of rows; return the extents of its owners, and the sha256 of its footer.
 
-    stream: a binary file, empty. tables: of one owner each, all of one schema; at least one. number: of the file.
+    stream: a binary file, empty. owners: the rows of each, a group at a time; at least one group, and all of one
+    schema. number: of the file.
     """
-    sink, extents, writer = _HashedSink(stream), list[Extent](), None
-    for table in tables:
-        # without statistics: they would show the smallest and largest values of a group in every copy of the footer
-        writer = writer or pq.ParquetWriter(sink, table.schema, compression="zstd", write_statistics=False)
-        group = sum(extent.groups for extent in extents)
-        rows = min(GROUP_ROWS, max(1, int(GROUP_BYTES * table.num_rows / max(1, table.nbytes))))
-        writer.write_table(table, row_group_size=rows)
-        extents.append(Extent(number, group, max(1, -(-table.num_rows // rows)), *sink.piece()))
+    sink, extents, writer, group = _HashedSink(stream), list[Extent](), None, 0
+    for groups in owners:
+        first = group
+        for table in groups:
+            # without statistics: they would show the smallest and largest values of a group in each copy of the footer
+            writer = writer or pq.ParquetWriter(sink, table.schema, compression="zstd", write_statistics=False)
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+            group += 1
+        extents.append(Extent(number, first, group - first, *sink.piece()))
     if writer is None:
-        raise ValueError("a file of rows needs an owner")
+        raise ValueError("a file of rows needs an owner with a group")
     writer.close()
     _, _, footer = sink.piece()
     columns = {name: [getattr(extent, name) for extent in extents] for name in EXTENTS.names}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchorfl.tasks.arrays.arrow import list_parts, padded, table_digest
+from anchorfl.tasks.arrays.arrow import columns_digest, list_parts, padded, table_digest
 from anchorfl.tasks.arrays.disclosure import disclose, disclose_table, known_matrix
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.ingest.rows_files import Extent, read_rows_of, write_rows
@@ -78,25 +80,49 @@ def test_bad_columns_are_refused():
 
 
 def test_more_values_than_an_array_can_hold(monkeypatch):
-    """They stay in chunks, in a file of several groups of rows; the content and its digest are the same."""
+    """They stay in chunks; the content and its digest are the same."""
     x = [pa.array([[row, row + 1]], pa.list_(pa.uint8())) for row in (3, 0, 2, 1)]
     columns = {"row": [3, 0, 2, 1], "x": pa.chunked_array(x), "labels": pa.array([[0]] * 4, pa.list_(pa.int32()))}
     table = pa.table(columns)
     whole = disclose_table(table, (0, 1), 2, "single")
     assert whole["x"].num_chunks == 1
     digest = table_digest(whole)
-    extents, _ = write_rows(file := io.BytesIO(), [whole], 0)
-    assert pq.ParquetFile(file).num_row_groups == 1 == extents["groups"][0].as_py()
     monkeypatch.setattr("anchorfl.tasks.arrays.arrow.MOST_VALUES", 8)
     monkeypatch.setattr("anchorfl.tasks.arrays.chunks.MAX_CHUNK_BYTES", 8)
-    monkeypatch.setattr("anchorfl.tasks.ingest.rows_files.GROUP_BYTES", 40)
     cut = disclose_table(table, (0, 1), 2, "single")
     assert cut["x"].num_chunks > 1
     assert cut.equals(whole)
     assert table_digest(cut) == digest
-    extents, _ = write_rows(file := io.BytesIO(), [cut, cut], 0)
-    second = Extent.of(extents, 1)
-    assert second.group == second.groups > 1
-    assert pq.ParquetFile(file).num_row_groups == 2 * second.groups
-    part, footer = file.getvalue()[second.offset :][: second.size], pq.read_metadata(file)
-    assert read_rows_of(second, part, footer).equals(whole)
+
+
+def test_a_digest_piece_by_piece():
+    """Whatever the pieces, empty ones among them, it is that of the table; another value, null or order is another."""
+    table = pa.table({"n": [3, 1, 2], "x": pa.array([[1, 2], None, []], pa.list_(pa.float32()))})
+
+    def pieces(*cuts):
+        bounds = [0, *cuts, 3]
+        parts = [table.slice(start, end - start) for start, end in pairwise(bounds)]
+        return columns_digest({name: lambda name=name: (part[name] for part in parts) for name in table.column_names})
+
+    assert pieces(1) == pieces(1, 1, 2) == pieces() == table_digest(table)
+    assert table_digest(table.take([0, 2, 1])) != table_digest(table)
+    assert table_digest(table.set_column(1, "x", table["x"].fill_null([]))) != table_digest(table)
+
+
+def test_groups_of_owners_in_one_file():
+    """Each owner is read without the other, from groups of its own."""
+    kinds = {"labels": pa.list_(pa.int32()), "x": pa.list_(pa.uint8())}
+    table = pa.table({"row": [0, 1, 2], **{name: pa.array([[0], [1], [1]], kind) for name, kind in kinds.items()}})
+    rows = disclose_table(table, (0, 1), 2, "single")
+    extents, _ = write_rows(file := io.BytesIO(), [[rows.slice(0, 2)], [rows, rows.slice(1)]], 7)
+    data, footer = file.getvalue(), pq.read_metadata(file)
+    first, second = (Extent.of(extents, owner) for owner in (0, 1))
+    assert (first.file, first.group, first.groups, second.group, second.groups) == (7, 0, 1, 1, 2)
+    assert first.offset == 0
+    assert second.offset == first.size
+    for extent, expected in ((first, rows.slice(0, 2)), (second, pa.concat_tables([rows, rows.slice(1)]))):
+        part = data[extent.offset :][: extent.size]
+        assert read_rows_of(extent, part, footer).equals(expected)
+        assert hashlib.sha256(part).digest() == extent.sha256
+    with pytest.raises(ValueError, match="names bytes outside of the rows of this owner"):
+        read_rows_of(second, data[second.offset :][:10], footer)

@@ -20,7 +20,7 @@ import pytest
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.contract import InputSpec, Objective
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest import ingest, rows_files
+from anchorfl.tasks.ingest import encoding, ingest, rows_files
 from anchorfl.tasks.ingest.cache_folder import cache_folder
 from anchorfl.tasks.ingest.destination import Destination
 from anchorfl.tasks.ingest.encoding import Encoding
@@ -64,6 +64,22 @@ def test_a_table_in_many_pieces_gives_the_same_bytes(tmp_path, monkeypatch, name
 
 
 @pytest.mark.parametrize(("name", "options"), FEDERATIONS)
+def test_rows_that_are_written_in_several_groups_are_the_same(tmp_path, monkeypatch, name, options):
+    """As those of a split of two gigabytes are, of which one group is held at a time; also where several come along."""
+    task, options = find_task(name), TaskOptions(name=name, **options)
+    whole = prepare(task, replace(options, cache=str(tmp_path / "whole")), 3, engine="local")
+    row_bytes = rows_files.FILE_BYTES // rows_files.rows_of_bytes(rows_files.FILE_BYTES, whole.manifest.spec)
+    monkeypatch.setattr(encoding, "GROUP_BYTES", 7 * row_bytes)
+    cut = prepare(task, replace(options, cache=str(tmp_path / "cut")), 3, engine="local")
+    assert cut.manifest.data_digest == whole.manifest.data_digest
+    groups = cut.manifest.extents["groups"].to_pylist()
+    sizes = [*cut.manifest.examples, cut.manifest.test, cut.manifest.validation]
+    assert groups == [max(1, -(-size // 7)) for size in sizes]
+    for owner in range(len(groups)):
+        assert cut.rows(owner).equals(whole.rows(owner))
+
+
+@pytest.mark.parametrize(("name", "options"), FEDERATIONS)
 def test_however_many_owners_a_file_has_their_rows_are_the_same(tmp_path, monkeypatch, name, options):
     """Every owner is read without the others, from a file of one, of two, or of all; and the data have one digest."""
     task, options, made = find_task(name), TaskOptions(name=name, **options), []
@@ -80,6 +96,8 @@ def test_however_many_owners_a_file_has_their_rows_are_the_same(tmp_path, monkey
 
 def test_a_file_ends_where_it_has_bytes_enough(monkeypatch):
     spec = InputSpec("image", (1, 2, 2), levels=255)
+    others = [InputSpec("tokens", (4,)), InputSpec("series", (2, 2)), InputSpec("sparse", (4,))]
+    assert [rows_files.rows_of_bytes(40, of) for of in (spec, *others)] == [10, 2, 2, 1]
     monkeypatch.setattr(rows_files, "FILE_BYTES", 40)  # 10 rows
     sizes = np.array([3, 0, 7, 1, 25, 0, 4, 6, 1])
     assert rows_files.first_owners(sizes, spec).tolist() == [0, 3, 4, 5, 8, 9]
