@@ -124,5 +124,5 @@ def test_groups_of_owners_in_one_file():
         part = data[extent.offset :][: extent.size]
         assert read_rows_of(extent, part, footer).equals(expected)
         assert hashlib.sha256(part).digest() == extent.sha256
-    with pytest.raises(ValueError, match="names bytes outside of the rows of this owner"):
+    with pytest.raises((OSError, ValueError)):  # which the reader says as damage
         read_rows_of(second, data[second.offset :][:10], footer)
