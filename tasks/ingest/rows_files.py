@@ -25,9 +25,10 @@ from anchorfl.tasks.contract import InputSpec
 OWNERS, FILE_BYTES = 256, 1 << 27
 """A file is full with so many owners, or with about so many bytes before compression. The owners bound its footer,
 which whoever reads one of them reads as well."""
-GROUP_BYTES = 1 << 26
-"""About the most bytes of a group of rows before compression: a split may be a tenth of all rows, and whoever writes it
-holds no more than a group.
+GROUP_BYTES = 1 << 24
+"""About the most bytes of a group of rows before compression. A split may be a tenth of all rows, and whoever writes it
+holds no more than a group, which takes fifteen times that of bytes in lists: Parquet has four of them for each, and as
+many for where its list begins.
 """
 EXTENTS = pa.schema(
     [
