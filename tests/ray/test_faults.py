@@ -171,7 +171,10 @@ def test_a_retry_gets_a_process_started_for_it(faulty, monkeypatch):
     monkeypatch.setattr(ActorPool, "client", client)
     executor.round(1, [2], nobody)
     executor.close()
-    assert [fresh for _, fresh in calls] == [False, True]
+    first, *retries = [fresh for _, fresh in calls]  # more than one where the idle process had died meanwhile
+    assert not first
+    assert retries
+    assert all(retries)
 
 
 def test_below_the_quorum_the_state_stays(faulty):
