@@ -96,10 +96,10 @@ def measure(name: str, way: str, rounds: int) -> None:
     seconds, used = list[float](), list[float]()
     try:
         for round_ in range(1, rounds + 1):
-            began, cpu = time.perf_counter(), cpu_seconds()
+            began, cpu = time.perf_counter(), sum(cpu_seconds().values())
             executor.round(round_, clients_of(task, round_), lambda busy, done, failed: None)
             seconds.append(time.perf_counter() - began)
-            used.append(cpu_seconds() - cpu)
+            used.append(sum(cpu_seconds().values()) - cpu)
         report(way, seconds=seconds, cpu=used, pss=pss())
     finally:
         executor.close()

@@ -27,7 +27,7 @@ from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.arrays.ragged import IntLists
 from anchorfl.tasks.ingest.manifest import ClientCounts
-from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.ingest.prepared import Prepared, Split
 from benchmarks.bench_engine import cpu_seconds
 from benchmarks.no_op import no_op_spec
 from benchmarks.readings import MEGABYTE, pss, reading_of, report
@@ -61,6 +61,9 @@ class Crowd(Prepared):
     def _owner_of(self, client: int) -> int:
         return client % BASE
 
+    def _owner_of_split(self, name: Split) -> int:
+        return BASE + (name == "validation")
+
 
 @dataclass(frozen=True)
 class CrowdSpec(RunSpec):
@@ -89,13 +92,13 @@ def measure(population: int, selected: int, executor: str) -> None:
     try:
         executor_.warm_up(clients)
         for round_ in range(1, LATER + 2):
-            began, cpu = time.perf_counter(), cpu_seconds()
+            began, cpu = time.perf_counter(), sum(cpu_seconds().values())
             executor_.round(round_, clients, lambda busy, done, failed: None)
             if round_ == 1:
                 first, used = time.perf_counter() - began, 0.0
             else:
                 seconds.append(time.perf_counter() - began)
-                used += cpu_seconds() - cpu
+                used += sum(cpu_seconds().values()) - cpu
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         case = [population, selected]
         report(case, first=first, seconds=statistics.median(seconds), cpu=used / LATER, pss=pss(), driver=peak)
