@@ -37,7 +37,7 @@ from anchorfl.tasks.errors import InputError, first_line
 
 TRAIN = "train"
 """The one task."""
-SENT, TO_IT, UPDATE, LOSS = "sent", "to_it_alone", "update", "loss"
+SENT, TO_IT, UPDATE = "sent", "to_it_alone", "update"
 """Keys of messages; the form of each stands under its key and ``FORM``."""
 FORM, ROUND = "_form", "round"
 MEMORY = "memory.safetensors"
@@ -113,7 +113,7 @@ def fit(preset: Path, client: int, content: Mapping[str, Any], folder: Path) -> 
     result = runner.fit(client, int(content[ROUND]), broadcast, memory, to_it)
     tensors, form = taken_apart(result.memory)
     write_atomically(path, save(tensors, {FORM: form}))
-    answer: dict[str, Any] = {LOSS: float(result.loss)}
+    answer = dict[str, Any]()
     put(answer, UPDATE, result.update)
     return answer
 

@@ -173,8 +173,7 @@ def test_a_retry_gets_a_process_started_for_it(faulty, monkeypatch):
     executor.close()
     first, *retries = [fresh for _, fresh in calls]  # more than one where the idle process had died meanwhile
     assert not first
-    assert retries
-    assert all(retries)
+    assert retries in ([True], [True, True])
 
 
 def test_below_the_quorum_the_state_stays(faulty):
