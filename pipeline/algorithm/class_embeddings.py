@@ -176,6 +176,11 @@ class OneClass(Method[RowsState, RowUpdate]):
     def head(self) -> HeadSpec:
         return HeadSpec(kind="cosine")
 
+    @property
+    def sends_own(self) -> bool:
+        """True where rows of the head are trained: a client's row is no sum with others."""
+        return self.class_embedding_lr > 0
+
     def first_rows(self, rows_CD: Tensor, cooccurrence: LabelCooccurrence, ctx: ServerContext) -> Tensor:
         """Return the rows before round 1, from random unit ones."""
         return rows_CD
@@ -207,7 +212,7 @@ class OneClass(Method[RowsState, RowUpdate]):
         return RowTrainer(ctx, self)
 
     def contribution(self, result: ClientResult[RowUpdate]) -> Contribution:
-        own = {ROW: result.update.row_D} if self.class_embedding_lr else {}
+        own = {ROW: result.update.row_D} if self.sends_own else {}
         return Contribution({"weights": Term(result.update.weights, self.client_weight(result.card))}, own)
 
     def merge(self, state: RowsState, means: Means, ctx: ServerContext) -> RowsState:

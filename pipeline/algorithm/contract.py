@@ -313,6 +313,11 @@ class Method(ABC, Generic[S, U]):
         """True where the server needs the means of contributions alone, and not every update."""
         return type(self).aggregate is Method.aggregate
 
+    @property
+    def sends_own(self) -> bool:
+        """True where contributions have tensors that the server gets as they are (``Contribution.own``)."""
+        return False
+
     @classmethod
     def sends_weights_alone(cls) -> bool:
         """Return whether the server learns of the clients the mean of their weights alone, beside their cards."""

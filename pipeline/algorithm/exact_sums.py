@@ -344,6 +344,48 @@ class ExactSums:
         return self._sums[name]
 
 
+Steps = dict[str, dict[str, Any]]
+"""Mean -> ``values`` (tensor by name) and ``weight``, all int64: whole numbers whose sums are those of the grid."""
+
+
+def steps_of(contribution: Contribution, grid: Grid) -> Steps:
+    """Return a contribution, which ``fits`` and has no counters, as multiples of the grid's steps: what ``add`` adds,
+    as whole numbers. ValueError where it has counters, or values that the server gets as they are.
+    """
+    if contribution.own:
+        raise ValueError(f"tensor {next(iter(contribution.own))!r} goes to the server as it is, in no sum")
+    out: Steps = {}
+    for name, term in contribution.terms.items():
+        weight = _as_tensor(term.weight)
+        values = dict[str, Tensor]()
+        for n, value in term.values.items():
+            if not value.is_floating_point():
+                raise ValueError(f"tensor {n!r} counts something, and has no sum")
+            magic = grid.magic(name, grid.bound(name, n))
+            by = weight.view(*weight.shape, *[1] * (value.dim() - weight.dim())) if weight.dim() else weight
+            product = torch.where(by > 0, value.double(), 0.0) * by  # a row of weight 0 is not taken in
+            values[n] = (((product + magic) - magic) / _step(magic)).long()
+        out[name] = {"values": values, "weight": weight.long()}
+    return out
+
+
+def message_of_steps(steps: Steps, grid: Grid, clients: Sequence[int]) -> dict[str, Any]:
+    """Return the sum of some clients' ``steps_of`` as ``ExactSums.message`` has it."""
+    sums = {}
+    for name, each in steps.items():
+        weight, values = each["weight"].double(), dict[str, Tensor]()
+        if bool(weight.any()):
+            for n, value in each["values"].items():
+                values[n] = value.double() * _step(grid.magic(name, grid.bound(name, n)))
+        sums[name] = {"values": values, "weight": weight}
+    return {"clients": torch.tensor(clients), "sums": sums, "own": {}}
+
+
+def _step(magic: float) -> float:
+    """Return the step of the grid that a ``Grid.magic`` rounds to."""
+    return magic / (1.5 * 2.0**52)
+
+
 def means_of(contributions: Sequence[tuple[int, Contribution]], average: Average) -> Means:
     """Return the means over clients, ascending, without a grid. average: of values with one weight each; those with a
     weight for every row have a mean, summed in float64 in this order.

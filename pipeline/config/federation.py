@@ -65,6 +65,9 @@ class FederationOptions:
     clip_norm: float = 0.0
     """Longest step of a client, the L2 norm of what it sends minus what it was sent; a longer one is cut to it before
     any merge; 0: off."""
+    secure_aggregation: bool = False
+    """The server learns the sum of the clients' updates and none of them (docs/secure-aggregation.md): each comes under
+    masks that cancel in the sum, with the same bits. Every client that answers must be one of more than half."""
     dp_noise: float = 0.0
     """Differential privacy of clients (docs/client-privacy.md): deviation of the Gaussian noise on the sum of their
     steps, in units of ``clip_norm``, which bounds them; 0: none."""
@@ -103,6 +106,13 @@ class FederationOptions:
         if self.steps and (self.batched_clients or self.stack != 1):
             option = "batched_clients" if self.batched_clients else "stack"
             raise ValueError(f"federation.{option} trains clients by whole epochs: leave federation.steps out")
+        if self.secure_aggregation:
+            for name, bad, hint in (
+                ("aggregation", self.aggregation != "mean", "to 'mean': any other looks at single updates"),
+                ("batched_clients", self.batched_clients, "to False: it makes no updates"),
+            ):
+                if bad:
+                    raise ValueError(f"federation.secure_aggregation: set federation.{name} {hint}")
         uses = self.aggregator.uses
         if self.batched_clients and uses:
             raise ValueError(

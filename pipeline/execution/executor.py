@@ -18,6 +18,7 @@ from anchorfl.pipeline.training.errors import RejectedError, fault_kind
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.local_training import FitResult
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
+from anchorfl.pipeline.training.secure_round import SecureRound
 from anchorfl.pipeline.training.server import Server
 from anchorfl.pipeline.training.stacked_training import stack_size
 from anchorfl.tasks.errors import PreparedDataError, first_line
@@ -156,6 +157,7 @@ class SerialExecutor(InProcess):
         self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()
     ) -> RoundOutcome:
         broadcast = self.server.broadcast(round_)
+        secure = self.server.secure_round(round_, [*selected, *backup_clients])
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
         memories: dict[int, Tensors] = {}
         while True:
@@ -163,7 +165,7 @@ class SerialExecutor(InProcess):
                 at_once = max(self.stack, self.runner.lanes.count)
                 clients = [cohort.waiting.popleft() for _ in range(len(cohort.waiting) if at_once > 1 else 1)]
                 on_progress(min(len(clients), at_once), len(cohort.metrics), len(cohort.failed))
-                for client, result, message_bytes in self._fit(clients, round_, broadcast):
+                for client, result, message_bytes in self._fit(clients, round_, broadcast, secure):
                     if isinstance(result, Exception):  # costs this client only
                         cohort.fail(Failure(client, first_line(result), fault_kind(result)))
                         continue
@@ -182,7 +184,7 @@ class SerialExecutor(InProcess):
         return cohort.outcome(messages.nbytes(broadcast), system_metrics.peak("process"), counts)
 
     def _fit(
-        self, clients: Sequence[int], round_: int, broadcast: ServerState
+        self, clients: Sequence[int], round_: int, broadcast: ServerState, secure: SecureRound | None
     ) -> Iterator[tuple[int, FitResult[Any] | Exception, int]]:
         """Yield each client, its result or what went wrong with it, and the bytes of the message to it alone."""
         sent = dict[int, Tensors]()
@@ -194,9 +196,9 @@ class SerialExecutor(InProcess):
             except Exception as error:
                 yield client, error, 0
         if self.stack > 1:
-            done = self.runner.fit_stacked(round_, broadcast, self.memories, sent, self.stack)
+            done = self.runner.fit_stacked(round_, broadcast, self.memories, sent, self.stack, secure)
         else:
-            calls = (FitCall(client, broadcast, self.memories.get(client, {}), sent[client]) for client in sent)
+            calls = (FitCall(client, broadcast, self.memories.get(client, {}), sent[client], secure) for client in sent)
             done = ((call.client, result) for call, result in self.runner.fit_all(round_, calls))
         for client, result in done:
             yield client, result, messages.nbytes(sent[client])

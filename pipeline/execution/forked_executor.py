@@ -37,6 +37,7 @@ from anchorfl.pipeline.training.errors import FaultKind, QuorumError, RejectedEr
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.gathering import Part
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
+from anchorfl.pipeline.training.secure_round import SecureRound
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.metrics.scores import Scores
@@ -110,6 +111,7 @@ class _Pending:
     """Bytes of the broadcast."""
     grid: Grid | None
     """On which workers sum."""
+    secure: SecureRound | None
     running: dict[Connection, _Call] = field(default_factory=dict)
 
 
@@ -141,7 +143,7 @@ class ForkedExecutor(InProcess):
         self.server = Server(run_spec, self._initial_messages(), device_for(experiment.cluster.server_gpus, must=True))
 
     def _dispatch(self, *, several: bool) -> Dispatch:
-        return Dispatch(self.count, self.count, self.rows, several, self.run_spec.experiment.method.sums)
+        return Dispatch(self.count, self.count, self.rows, several, self.run_spec.sums_on_workers)
 
     # ---- Rounds.
 
@@ -156,7 +158,8 @@ class ForkedExecutor(InProcess):
         sent = self.server.broadcast(round_)
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
         cohort.waiting = self.dispatch.ordered(selected)
-        return _Pending(round_, cohort, self._share(sent), messages.nbytes(sent), self.server.grid(round_))
+        secure = self.server.secure_round(round_, [*selected, *backup_clients])
+        return _Pending(round_, cohort, self._share(sent), messages.nbytes(sent), self.server.grid(round_), secure)
 
     def _share(self, sent: object) -> Placed:
         """Write what the server sends where all workers read it; no call that reads the last one is in flight."""
@@ -167,7 +170,7 @@ class ForkedExecutor(InProcess):
         def request(worker: _Worker, clients: Sequence[int]) -> FitRequest:
             memories = [_placed(worker.into, self.memories.get(c, {})) for c in clients]
             sent = [_placed(worker.into, self.server.client_message(c)) for c in clients]
-            return FitRequest(pending.number, pending.broadcast, clients, memories, sent, pending.grid)
+            return FitRequest(pending.number, pending.broadcast, clients, memories, sent, pending.grid, pending.secure)
 
         return request
 

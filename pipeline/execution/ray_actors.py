@@ -22,6 +22,7 @@ from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
 from anchorfl.pipeline.training.errors import fault_kind
 from anchorfl.pipeline.training.gathering import Gathering, Part
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
+from anchorfl.pipeline.training.secure_round import SecureRound
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
@@ -41,6 +42,17 @@ class PackedPart:
         return Part(sums, self.norms, {c: messages.unpack(u, copy=False) for c, u in self.whole.items()})
 
 
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """What is sent to all clients of a round."""
+
+    sent: messages.Packed
+    grid: Grid | None
+    """On which to sum."""
+    secure: SecureRound | None
+    """Where the server is to learn the sum alone."""
+
+
 @ray.remote
 class ServerActor:
     """The server's state, alone in its process; one state per run where runs share it."""
@@ -56,12 +68,12 @@ class ServerActor:
     def open(self, run: str, run_spec: RunSpec, *initial_messages: messages.Packed) -> None:
         self.servers[run] = Server(run_spec, [messages.unpack(t) for t in initial_messages], self.device)
 
-    def broadcast(self, run: str, round_: int) -> tuple[tuple[messages.Packed, Grid | None], int, Grid | None]:
-        """Return what is sent to all clients, with the grid on which to sum; its size; and the grid once more."""
+    def broadcast(self, run: str, round_: int, clients: Sequence[int]) -> tuple[Broadcast, int, Grid | None]:
+        """Return what is sent to all clients of a round, its size, and the grid once more. clients: that may answer."""
         server = self.servers[run]
         sent = server.broadcast(round_)
-        grid = server.grid(round_) if round_ != NEXT else None
-        return (messages.pack(sent, copy=False), grid), messages.nbytes(sent), grid
+        grid, secure = (server.grid(round_), server.secure_round(round_, clients)) if round_ != NEXT else (None, None)
+        return Broadcast(messages.pack(sent, copy=False), grid, secure), messages.nbytes(sent), grid
 
     def client_message(self, run: str, client: int) -> messages.Packed:
         return messages.pack(self.servers[run].client_message(client))
@@ -182,12 +194,18 @@ class ClientActor:
         self.open(run, run_spec)
         count = len(clients)
         memories, client_messages = inputs[:count], inputs[count:] or (None,) * count
-        sent, grid = self._fetch_broadcast(run, round_, broadcast)
-        gathering, whole = self._gathering(run, grid), dict[int, messages.Packed]()
+        received = self._fetch_broadcast(run, round_, broadcast)
+        grid, gathering, whole = received.grid, self._gathering(run, received.grid), dict[int, messages.Packed]()
         metrics, failure = list[FitMetrics](), None
         new_memories: list[messages.Packed | None] = [None] * count
         calls = (  # each client gets a copy of what is sent
-            FitCall(client, messages.unpack(sent), _unpack(memories[index]), _unpack(client_messages[index]))
+            FitCall(
+                client,
+                messages.unpack(received.sent),
+                _unpack(memories[index]),
+                _unpack(client_messages[index]),
+                received.secure,
+            )
             for index, client in enumerate(clients)
         )
         for index, (call, result) in enumerate(self.runners[run].fit_all(round_, calls)):
@@ -215,23 +233,23 @@ class ClientActor:
         self._gatherings[run].begin(grid)
         return self._gatherings[run]
 
-    def _fetch_broadcast(self, run: str, round_: int, reference: list[Any]) -> tuple[messages.Packed, Grid | None]:
+    def _fetch_broadcast(self, run: str, round_: int, reference: list[Any]) -> Broadcast:
         """Return what the server sends in a round, fetched once."""
         if self._broadcast[:2] != (run, round_):
             self._broadcast = run, round_, ray.get(reference[0])
-        out: tuple[messages.Packed, Grid | None] = self._broadcast[2]
+        out: Broadcast = self._broadcast[2]
         return out
 
     def scores(
         self,
         run: str,
         run_spec: list[Any],
-        sent: tuple[messages.Packed, Grid | None],
+        broadcast: Broadcast,
         memory: messages.Packed | None,
         splits: Sequence[str],
     ) -> dict[str, Scores]:
         self.open(run, run_spec)
-        return self.runners[run].scores(messages.unpack(sent[0]), _unpack(memory), splits)
+        return self.runners[run].scores(messages.unpack(broadcast.sent), _unpack(memory), splits)
 
     def initial_message(self, run: str, run_spec: list[Any], client: int) -> messages.Packed:
         self.open(run, run_spec)

@@ -63,7 +63,7 @@ class RayExecutor:
         experiment = run_spec.experiment
         self.run_spec, self.federation, self.clients = run_spec, experiment.federation, experiment.task.clients
         self.sends_client_messages = experiment.method.sends_client_messages
-        self.sums_on_nodes = experiment.cluster.sum_on_nodes and experiment.method.sums
+        self.sums_on_nodes = experiment.cluster.sum_on_nodes and run_spec.sums_on_workers
         self.at_clients = experiment.method.evaluate_on == "clients"
         self.owns_pool = actor_pool is None
         self.actor_pool = actor_pool or ActorPool(layout(experiment.cluster, experiment.task.clients))
@@ -74,7 +74,7 @@ class RayExecutor:
         self._open()
 
     def _dispatch(self, *, several: bool) -> Dispatch:
-        sums = self.run_spec.experiment.method.sums
+        sums = self.run_spec.sums_on_workers
         return Dispatch(self.layout.actors, self.layout.concurrent, self.rows, several, sums)
 
     def _open(self) -> None:
@@ -91,7 +91,9 @@ class RayExecutor:
         return None
 
     def _begin(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int]) -> PendingRound:
-        broadcast, size, grid = self.server.broadcast.options(num_returns=3).remote(self.run, round_)
+        broadcast, size, grid = self.server.broadcast.options(num_returns=3).remote(
+            self.run, round_, [*selected, *backup_clients]
+        )
 
         def fit(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
             inputs = [self.memories.get(c) for c in clients]
@@ -321,7 +323,7 @@ class RayExecutor:
 
     def _scores_at_clients(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Score the clients' own models where they are. Raise QuorumError where one of them cannot be scored."""
-        broadcast, size, _ = self.server.broadcast.options(num_returns=3).remote(self.run, NEXT)
+        broadcast, size, _ = self.server.broadcast.options(num_returns=3).remote(self.run, NEXT, [])
         self._get(size)  # a fault of the server is none of a client
         models = scored_as(self.clients, self.memories)
         cohort = Cohort(list(dict.fromkeys(models)), (), self.federation.retries, 1.0)

@@ -24,6 +24,7 @@ from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
 from anchorfl.pipeline.training.errors import fault_kind
 from anchorfl.pipeline.training.gathering import Gathering
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
+from anchorfl.pipeline.training.secure_round import SecureRound
 from anchorfl.tasks.errors import PreparedDataError, first_line
 from anchorfl.tasks.metrics.scores import Scores
 
@@ -54,6 +55,8 @@ class FitRequest:
     client_messages: Sequence[Placed | None]
     grid: Grid | None
     """On which several clients' updates are summed here; None: the server gets each."""
+    secure: SecureRound | None
+    """Where the server gets each under masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,7 @@ class Worker:
         gathering.begin(request.grid)
         memories, metrics = list[Placed](), list[FitMetrics]()
         calls = (
-            FitCall(client, self._copy(request.broadcast), self._own(kept), self._own(sent))
+            FitCall(client, self._copy(request.broadcast), self._own(kept), self._own(sent), request.secure)
             for client, kept, sent in zip(request.clients, request.memories, request.client_messages, strict=True)
         )
         for call, result in self.runner.fit_all(request.round, calls):

@@ -56,7 +56,9 @@ options.num-supernodes = {clients}
 PARTS: dict[str, dict[str, object]] = {
     "server": {"workflows": [{"id": "rounds", "path": "anchorfl.pipeline.export.nvflare.AnchorController"}]},
     "client": {
-        "executors": [{"tasks": ["train"], "executor": {"path": "anchorfl.pipeline.export.nvflare.AnchorExecutor"}}]
+        "executors": [
+            {"tasks": ["train", "exchange"], "executor": {"path": "anchorfl.pipeline.export.nvflare.AnchorExecutor"}}
+        ]
     },
 }
 """What a job of NVFlare says of its two halves."""

@@ -7,7 +7,7 @@ A message becomes an ``ArrayRecord``, path -> array, and its form a JSON text. d
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.export.apps import PRESET
 from anchorfl.pipeline.export.message_form import as_update, put_together, taken_apart
-from anchorfl.pipeline.export.rounds import run_spec_of
+from anchorfl.pipeline.export.rounds import Sending, run_spec_of
 from anchorfl.pipeline.export.rounds import serve as serve_rounds
+from anchorfl.pipeline.export.secure_exchange import Kind, answer, masked_round
 from anchorfl.pipeline.terminal import Log, say
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
@@ -31,6 +32,7 @@ from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError, first_line
 
 MEMORY, SENT, TO_IT, UPDATE, ABOUT, METRICS = "memory", "sent", "to it alone", "update", "about", "metrics"
+SECURE, KIND, TEXT = "secure", "kind", "text"
 """Keys of records."""
 WAIT_S = 0.5
 """Seconds between two looks at the nodes that are there."""
@@ -52,8 +54,11 @@ def client_app(folder: Path) -> ClientApp:
     app = ClientApp()
 
     def query(message: Message, context: Context) -> Message:
-        number = ConfigRecord({"client": _client(context)})
-        return Message(content=RecordDict({ABOUT: number}), reply_to=message)
+        asked, about = message.content.get(ABOUT), ConfigRecord({"client": _client(context)})
+        if asked is not None:
+            about[TEXT], kept = answer(_client(context), str(asked[KIND]), str(asked[TEXT]), _kept(context))
+            context.state[SECURE] = ConfigRecord({TEXT: kept})
+        return Message(content=RecordDict({ABOUT: about}), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
         return Message(content=fit(folder, message.content, context), reply_to=message)
@@ -101,6 +106,11 @@ def _client(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
+def _kept(context: Context) -> str:
+    """Return what a node keeps for secure aggregation; "": nothing yet."""
+    return str(context.state[SECURE][TEXT]) if SECURE in context.state else ""
+
+
 def fit(folder: Path, content: RecordDict, context: Context) -> RecordDict:
     """Train a node's client for a round; what it keeps goes into the node's state."""
     runner, about, method = _runner(folder), content[ABOUT], _run_spec(folder).experiment.method
@@ -108,8 +118,11 @@ def fit(folder: Path, content: RecordDict, context: Context) -> RecordDict:
     memory = {}
     if MEMORY in context.state:
         memory = message_of(context.state[MEMORY], str(context.state[ABOUT][MEMORY]), method)
-    client = _client(context)
-    result = runner.fit(client, int(about["round"]), broadcast, memory, to_it)
+    client, secure = _client(context), None
+    if about[SECURE]:
+        secure, runner.secret, kept = masked_round(str(about[SECURE]), _kept(context))
+        context.state[SECURE] = ConfigRecord({TEXT: kept})
+    result = runner.fit(client, int(about["round"]), broadcast, memory, to_it, secure)
     context.state[MEMORY], form = record_of(result.memory)
     context.state[ABOUT] = ConfigRecord({MEMORY: form})
     update, form = record_of(result.update)
@@ -125,31 +138,49 @@ def serve(folder: Path, grid: Grid, log: Log = say) -> None:
     run_spec = _run_spec(folder)
     nodes = _nodes(grid, run_spec.experiment.task.clients, log)
 
-    def ask(server: Server, round_: int, asked: Sequence[int]) -> list[int]:
-        return _ask(run_spec, server, grid, nodes, round_, asked, log)
+    def ask(server: Server, sending: Sending, asked: Sequence[int]) -> list[int]:
+        return _ask(run_spec, server, grid, nodes, sending, asked, log)
 
-    serve_rounds(run_spec, ask, (folder / "model").resolve(), log)
+    def exchange(kind: Kind, round_: int, texts: Mapping[int, str]) -> dict[int, str]:
+        contents = {c: RecordDict({ABOUT: ConfigRecord({KIND: kind, TEXT: text})}) for c, text in texts.items()}
+        replies = _replies(run_spec, grid, nodes, round_, "query", contents, log)
+        return {client: str(content[ABOUT][TEXT]) for client, content in replies if TEXT in content[ABOUT]}
+
+    serve_rounds(run_spec, ask, exchange, (folder / "model").resolve(), log)
+
+
+def _replies(
+    run_spec: RunSpec, grid: Grid, nodes: Mapping[int, int], round_: int, kind: str,
+    contents: Mapping[int, RecordDict], log: Log,
+) -> Iterator[tuple[int, RecordDict]]:  # fmt: skip
+    """Send each client its content; yield who answered, and what."""
+    clients, deadline = {node: client for client, node in nodes.items()}, run_spec.experiment.federation.deadline
+    sending = [
+        Message(content=content, dst_node_id=nodes[client], message_type=kind, group_id=str(round_))
+        for client, content in contents.items()
+    ]
+    for reply in grid.send_and_receive(sending, timeout=deadline or None):
+        if reply.has_error():
+            log(f"round {round_}: node {reply.metadata.src_node_id}: {reply.error.reason}")
+        else:
+            yield clients[reply.metadata.src_node_id], reply.content
 
 
 def _ask(
-    run_spec: RunSpec, server: Server, grid: Grid, nodes: Mapping[int, int], round_: int, asked: Sequence[int], log: Log
-) -> list[int]:
+    run_spec: RunSpec, server: Server, grid: Grid, nodes: Mapping[int, int], sending: Sending, asked: Sequence[int],
+    log: Log,
+) -> list[int]:  # fmt: skip
     """Send a round to these clients, and take in what they answer; return who did."""
-    sent, form = record_of(server.broadcast(round_))
-    sending = []
+    (sent, form), contents, round_ = record_of(sending.broadcast), dict[int, RecordDict](), sending.round
     for client in asked:
         to_it, own_form = record_of(server.client_message(client))
-        about = ConfigRecord({SENT: form, TO_IT: own_form, "round": round_})
-        content = RecordDict({SENT: sent, TO_IT: to_it, ABOUT: about})
-        sending.append(Message(content=content, dst_node_id=nodes[client], message_type="train", group_id=str(round_)))
-    answered, experiment, clients = list[int](), run_spec.experiment, {node: client for client, node in nodes.items()}
-    for reply in grid.send_and_receive(sending, timeout=experiment.federation.deadline or None):
-        if reply.has_error():
-            log(f"round {round_}: node {reply.metadata.src_node_id}: {reply.error.reason}")
-            continue
-        client, content = clients[reply.metadata.src_node_id], reply.content
+        about = ConfigRecord({SENT: form, TO_IT: own_form, SECURE: sending.secure, "round": round_})
+        contents[client] = RecordDict({SENT: sent, TO_IT: to_it, ABOUT: about})
+    answered, method = list[int](), run_spec.experiment.method
+    for client, content in _replies(run_spec, grid, nodes, round_, "train", contents, log):
         try:
-            update = as_update(message_of(content[UPDATE], str(content[ABOUT][UPDATE]), experiment.method))
+            message = message_of(content[UPDATE], str(content[ABOUT][UPDATE]), method)
+            update = as_update(message, bool(sending.secure))
         except (InputError, KeyError, TypeError, ValueError) as error:
             why = str(error) if isinstance(error, InputError) else first_line(error)
             log(f"round {round_}: the message of client {client} is no update: {why}")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Method, Update
+from anchorfl.pipeline.training.secure_round import MaskedUpdate
 from anchorfl.tasks.errors import InputError
 
 Form = str | dict[str, Any]
@@ -33,7 +34,8 @@ def put_together(tensor_at: Callable[[str], Tensor], form: str, method: Method[A
     Names of dataclasses are those of the modules of the method and its bases. Raises InputError where there is no such
     name, what ``tensor_at`` raises where a tensor lacks, ValueError or TypeError where the form is none.
     """
-    names = ChainMap(*(vars(sys.modules[kind.__module__]) for kind in type(method).__mro__))
+    modules = (vars(sys.modules[kind.__module__]) for kind in type(method).__mro__)
+    names = ChainMap({MaskedUpdate.__name__: MaskedUpdate}, *modules)
 
     def build(part: Form) -> Any:
         if isinstance(part, str):
@@ -49,9 +51,9 @@ def put_together(tensor_at: Callable[[str], Tensor], form: str, method: Method[A
     return build(json.loads(form))
 
 
-def as_update(message: Any) -> Update:
-    """Return a message that should be an update. InputError: it is none."""
-    if not isinstance(message, Update):
+def as_update(message: Any, secure: bool) -> Update | MaskedUpdate:
+    """Return a message that should be an update, masked in a ``secure`` round. InputError: it is none."""
+    if not isinstance(message, MaskedUpdate if secure else Update):
         raise InputError(f"it is a {type(message).__name__}")
     return message
 

@@ -28,20 +28,23 @@ from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.export.apps import PRESET
 from anchorfl.pipeline.export.message_form import as_update, put_together, taken_apart
-from anchorfl.pipeline.export.rounds import run_spec_of, serve
+from anchorfl.pipeline.export.rounds import Sending, run_spec_of, serve
+from anchorfl.pipeline.export.secure_exchange import Kind, answer, masked_round
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError, first_line
 
-TRAIN = "train"
-"""The one task."""
+TRAIN, EXCHANGE = "train", "exchange"
+"""The tasks: a round of training, and what is said beside it for secure aggregation."""
 SENT, TO_IT, UPDATE = "sent", "to_it_alone", "update"
 """Keys of messages; the form of each stands under its key and ``FORM``."""
-FORM, ROUND = "_form", "round"
+FORM, ROUND, SECURE, KIND, TEXT = "_form", "round", "secure", "kind", "text"
 MEMORY = "memory.safetensors"
 """File in a site's folder of the job: what its client keeps between rounds."""
+SECRET = "secure.json"
+"""Beside it: its secret, and what it has said, for secure aggregation."""
 LOOK_S = 0.05
 """Seconds between two looks at the answers."""
 
@@ -93,13 +96,26 @@ class AnchorExecutor(Executor):  # type: ignore[misc]  # nvflare is for who has 
     """A site's half."""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Train the site's client for a round and return its update."""
-        if task_name != TRAIN:
+        """Train the site's client for a round and return its update; or answer for secure aggregation."""
+        if task_name not in (TRAIN, EXCHANGE):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         preset, folder = places(fl_ctx)
-        answer = Shareable()
-        answer.update(fit(preset, client_of(fl_ctx.get_identity_name()), shareable, folder))
-        return answer
+        client, reply = client_of(fl_ctx.get_identity_name()), Shareable()
+        if task_name == TRAIN:
+            reply.update(fit(preset, client, shareable, folder))
+        else:
+            reply[TEXT], kept = answer(client, str(shareable[KIND]), str(shareable[TEXT]), _kept(folder))
+            _keep(folder, kept)
+        return reply
+
+
+def _kept(folder: Path) -> str:
+    """Return what a site keeps for secure aggregation; "": nothing yet."""
+    return (folder / SECRET).read_text(encoding="utf-8") if (folder / SECRET).exists() else ""
+
+
+def _keep(folder: Path, kept: str) -> None:
+    write_atomically(folder / SECRET, kept.encode(), mode=0o600)
 
 
 def fit(preset: Path, client: int, content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -110,12 +126,16 @@ def fit(preset: Path, client: int, content: Mapping[str, Any], folder: Path) -> 
     if path.exists():
         with safe_open(path, "pt") as file:
             memory = put_together(file.get_tensor, file.metadata()[FORM], method)
-    result = runner.fit(client, int(content[ROUND]), broadcast, memory, to_it)
+    secure = None
+    if content[SECURE]:
+        secure, runner.secret, kept = masked_round(str(content[SECURE]), _kept(folder))
+        _keep(folder, kept)
+    result = runner.fit(client, int(content[ROUND]), broadcast, memory, to_it, secure)
     tensors, form = taken_apart(result.memory)
     write_atomically(path, save(tensors, {FORM: form}))
-    answer = dict[str, Any]()
-    put(answer, UPDATE, result.update)
-    return answer
+    reply = dict[str, Any]()
+    put(reply, UPDATE, result.update)
+    return reply
 
 
 # ---- The server's half.
@@ -147,45 +167,33 @@ class AnchorController(Controller):  # type: ignore[misc]  # as above
             names = [client.name for client in fl_ctx.get_engine().get_clients()]
             sites = sites_of(names, run_spec.experiment.task.clients)
 
-            def ask(server: Server, round_: int, asked: Sequence[int]) -> list[int]:
-                return self._ask(run_spec, server, sites, round_, asked, fl_ctx, abort_signal)
+            def ask(server: Server, sending: Sending, asked: Sequence[int]) -> list[int]:
+                return self._ask(run_spec, server, sites, sending, asked, fl_ctx, abort_signal)
 
-            serve(run_spec, ask, folder / "model", lambda line: self.log_info(fl_ctx, line))
+            def exchange(kind: Kind, round_: int, texts: Mapping[int, str]) -> dict[int, str]:
+                contents = {client: {KIND: kind, TEXT: text} for client, text in texts.items()}
+                answers = self._answers(run_spec, sites, EXCHANGE, round_, contents, fl_ctx, abort_signal)
+                return {client: str(reply[TEXT]) for client, reply in answers.items() if TEXT in reply}
+
+            serve(run_spec, ask, exchange, folder / "model", lambda line: self.log_info(fl_ctx, line))
         except InputError as error:
             self.system_panic(str(error), fl_ctx)
 
     def _ask(
-        self, run_spec: RunSpec, server: Server, sites: Sequence[str], round_: int, asked: Sequence[int],
+        self, run_spec: RunSpec, server: Server, sites: Sequence[str], sending: Sending, asked: Sequence[int],
         fl_ctx: FLContext, abort_signal: Signal,
     ) -> list[int]:  # fmt: skip
         """Send a round to these clients, and take in what they answer; return who did."""
-        shared, deadline = dict[str, Any](), run_spec.experiment.federation.deadline
-        put(shared, SENT, server.broadcast(round_))
-        answers = dict[str, Shareable]()
-
-        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            answers[client_task.client.name] = client_task.result
-
-        for client in asked:
-            content = Shareable()
-            content.update(shared | {ROUND: round_})
+        shared: dict[str, Any] = {ROUND: sending.round, SECURE: sending.secure}
+        put(shared, SENT, sending.broadcast)
+        contents = {client: dict(shared) for client in asked}
+        for client, content in contents.items():
             put(content, TO_IT, server.client_message(client))
-            task = Task(TRAIN, content, timeout=math.ceil(deadline), result_received_cb=received)
-            self.send(task=task, fl_ctx=fl_ctx, targets=[sites[client]])
-        while self.get_num_standing_tasks():
-            if abort_signal.triggered:
-                self.cancel_all_tasks()
-                raise InputError(f"round {round_} was aborted")
-            time.sleep(LOOK_S)
-        answered, method = list[int](), run_spec.experiment.method
-        for client in asked:
-            answer = answers.get(sites[client])
-            if answer is None or answer.get_return_code() != ReturnCode.OK:
-                why = "no answer in time" if answer is None else answer.get_return_code()
-                self.log_info(fl_ctx, f"round {round_}: {sites[client]}: {why}")
-                continue
+        answered, round_, method = list[int](), sending.round, run_spec.experiment.method
+        answers = self._answers(run_spec, sites, TRAIN, round_, contents, fl_ctx, abort_signal)
+        for client, reply in answers.items():
             try:
-                update = as_update(taken(answer, UPDATE, method))
+                update = as_update(taken(reply, UPDATE, method), bool(sending.secure))
             except (InputError, KeyError, TypeError, ValueError, SafetensorError) as error:
                 why = str(error) if isinstance(error, InputError) else first_line(error)
                 self.log_info(fl_ctx, f"round {round_}: the message of client {client} is no update: {why}")
@@ -193,6 +201,36 @@ class AnchorController(Controller):  # type: ignore[misc]  # as above
             server.collect(round_, client, update)
             answered.append(client)
         return answered
+
+    def _answers(
+        self, run_spec: RunSpec, sites: Sequence[str], task_name: str, round_: int,
+        contents: Mapping[int, Mapping[str, Any]], fl_ctx: FLContext, abort_signal: Signal,
+    ) -> dict[int, Shareable]:  # fmt: skip
+        """Give each client's site a task; return what those answered who did, by client. InputError: aborted."""
+        deadline, answers = run_spec.experiment.federation.deadline, dict[str, Shareable]()
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            answers[client_task.client.name] = client_task.result
+
+        for client, content in contents.items():
+            data = Shareable()
+            data.update(content)
+            task = Task(task_name, data, timeout=math.ceil(deadline), result_received_cb=received)
+            self.send(task=task, fl_ctx=fl_ctx, targets=[sites[client]])
+        while self.get_num_standing_tasks():
+            if abort_signal.triggered:
+                self.cancel_all_tasks()
+                raise InputError(f"round {round_} was aborted")
+            time.sleep(LOOK_S)
+        out = dict[int, Shareable]()
+        for client in contents:
+            reply = answers.get(sites[client])
+            if reply is None or reply.get_return_code() != ReturnCode.OK:
+                why = "no answer in time" if reply is None else reply.get_return_code()
+                self.log_info(fl_ctx, f"round {round_}: {sites[client]}: {why}")
+            else:
+                out[client] = reply
+        return out
 
 
 def sites_of(names: Sequence[str], clients: int) -> list[str]:

@@ -5,22 +5,35 @@ quorum and the saved model, with the bits of ``anchorfl run``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from anchorfl.pipeline.algorithm.contract import ServerState
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.federation import quorum_size
+from anchorfl.pipeline.export.secure_exchange import Exchange, RemoteClients, text_of
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.round_loop import final_checksum
 from anchorfl.pipeline.storage.saved_model import save_model
 from anchorfl.pipeline.terminal import Log
-from anchorfl.pipeline.training.errors import RejectedError
+from anchorfl.pipeline.training.errors import QuorumError, RejectedError
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.sampling import cohort_of
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError
 
-Ask = Callable[[Server, int, Sequence[int]], list[int]]
+
+@dataclass(frozen=True)
+class Sending:
+    """What a round's clients are sent."""
+
+    round: int
+    broadcast: ServerState
+    secure: str
+    """``secure_exchange.text_of`` the round, where ``federation.secure_aggregation`` asks; else ""."""
+
+
+Ask = Callable[[Server, Sending, Sequence[int]], list[int]]
 """Send a round to some clients, give the server the updates that come back, and return who answered."""
 
 
@@ -30,20 +43,25 @@ def run_spec_of(experiment: Experiment) -> RunSpec:
     return make_run_spec(alone, lambda line: None)  # every process would say it
 
 
-def serve(run_spec: RunSpec, ask: Ask, place: Path, log: Log) -> None:
+def serve(run_spec: RunSpec, ask: Ask, exchange: Exchange, place: Path, log: Log) -> None:
     """Run all rounds; write the model to ``place`` and log the checksum of the weights.
 
-    InputError where fewer clients answer than the quorum.
+    exchange: for secure aggregation. InputError where fewer clients answer than the quorum.
     """
     one_thread()
     experiment, server = run_spec.experiment, Server(run_spec)
-    federation = experiment.federation
+    federation, server.clients = experiment.federation, RemoteClients(exchange, log)
     for round_ in range(1, federation.rounds + 1):
         chosen = cohort_of(federation, experiment.task.clients, round_, experiment.seed)
-        least, answered, left = quorum_size(federation.quorum, len(chosen)), list[int](), list(chosen)
-        while left:
-            answered += ask(server, round_, left)
+        broadcast, secure = server.broadcast(round_), server.secure_round(round_, chosen)
+        sending = Sending(round_, broadcast, text_of(round_, secure))
+        least, answered = quorum_size(federation.quorum, len(chosen)), list[int]()
+        left = list(chosen) if secure is None else sorted(secure.keys)
+        while True:
+            answered += ask(server, sending, left)
             answered, left = _aggregate(server, round_, sorted(answered), least, log)
+            if not left:
+                break
         if round_ == federation.rounds or round_ % experiment.evaluation.every == 0:
             log(f"round {round_}/{federation.rounds}  {_scores(server, 'validation')}")
     log(_scores(server, "test"))
@@ -66,6 +84,8 @@ def _aggregate(server: Server, round_: int, answered: list[int], least: int, log
             answered = [client for client in answered if client not in error.reasons]
             if error.again:
                 return [client for client in answered if client not in error.again], list(error.again)
+        except QuorumError as error:
+            raise InputError(f"round {round_}: {error}") from error
         else:
             return [], []
 

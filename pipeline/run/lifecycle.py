@@ -67,6 +67,10 @@ from anchorfl.tasks.metrics.scores import FAMILIES
 if TYPE_CHECKING:
     from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
 
+SIMULATED = (
+    "secure aggregation: the server gets sums alone, which more than half of a round's clients open; all secrets lie in"
+    " this run's own processes"
+)
 SHOWN = 10
 """Clients of a list in the log, at most."""
 
@@ -119,6 +123,8 @@ def run(
             log(notice)
         if privacy := experiment.federation.client_privacy(experiment.task.clients):
             log(privacy.notice(experiment.federation.rounds))
+        if experiment.federation.secure_aggregation:
+            log(SIMULATED)
         progress = Progress(experiment.federation.rounds, quiet=quiet)
         return federate(run_spec, executor, folder, progress, log, callbacks=callbacks)
 

@@ -41,6 +41,7 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     data = prepared or prepare_data(experiment, log)
     check_method(experiment.method, experiment.task, data.manifest.kind)
     _check_privacy(experiment)
+    _check_secure(experiment)
     _check_aggregation(experiment)
     if experiment.federation.steps and (phases := experiment.method.phases):
         raise InputError(
@@ -164,6 +165,21 @@ def _check_privacy(experiment: Experiment) -> None:
         raise InputError(f"{option}: one with many rows counts more than others; set method.weighting to 'uniform'")
     if experiment.model.norm == "batch":
         raise InputError(f"{option} does not cover the counters of BatchNorm: set model.norm to 'group'")
+
+
+def _check_secure(experiment: Experiment) -> None:
+    """Raise InputError where the server would need more of a client than its part of a sum."""
+    federation, method = experiment.federation, experiment.method
+    if not federation.secure_aggregation:
+        return
+    option = "federation.secure_aggregation"
+    if not method.sums or method.sends_own:
+        what = "every update" if not method.sums else "every client's class row (method.class_embedding_lr)"
+        raise InputError(f"{option}: the server of {method.name!r} needs {what}: choose another method")
+    if experiment.model.norm == "batch":
+        raise InputError(f"{option}: the counters of BatchNorm have no sum: set model.norm to 'group'")
+    if experiment.selected_clients < 2:
+        raise InputError(f"{option}: the sum of one client is that client's: raise federation.clients_per_round")
 
 
 def prepare_data(experiment: Experiment, log: Log) -> Prepared:

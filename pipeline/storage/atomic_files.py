@@ -40,18 +40,18 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]], line_end: str = "\r\
     write_atomically(path, text.getvalue().encode())
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write to a temporary name, sync, rename over ``path``, sync the folder."""
-    write_synced(path, data)
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write to a temporary name, sync, rename over ``path``, sync the folder. mode: of the file, less the umask."""
+    write_synced(path, data, mode)
     sync_folder(path.parent)
 
 
-def write_synced(path: Path, data: bytes) -> None:
+def write_synced(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write as ``write_atomically`` does, but for the name in the folder, which ``sync_folder`` makes last: once for
     several files.
     """
     draft = path.with_name(f".{path.name}.tmp")
-    with _one_at_a_time, draft.open("wb") as stream:
+    with _one_at_a_time, open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())

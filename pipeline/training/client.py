@@ -22,6 +22,7 @@ from anchorfl.pipeline.training.evaluation import Scoring
 from anchorfl.pipeline.training.local_training import FitResult, begin_fit, end_fit, local_steps
 from anchorfl.pipeline.training.row_cache import RowCache
 from anchorfl.pipeline.training.run_spec import RunSpec
+from anchorfl.pipeline.training.secure_round import Masking, SecureRound
 from anchorfl.pipeline.training.side_by_side import Lanes, Work, returned
 from anchorfl.pipeline.training.stacked_training import Member, Stack, Workspace, check_trainer, groups_of
 from anchorfl.tasks.contract import Card, ClientData
@@ -65,6 +66,8 @@ class FitCall:
     """{}: it has none yet."""
     client_message: Tensors
     """To it alone."""
+    secure: SecureRound | None = None
+    """Where its update is for the sum alone: a ``MaskedUpdate`` is sent in its place."""
 
 
 class ClientRunner:
@@ -79,6 +82,9 @@ class ClientRunner:
         self.model = run_spec.model().to(device)
         self.first_memory = self.training.method.first_memory(self.model)
         self.metrics = run_spec.experiment.evaluation.metrics
+        self.clip_norm = run_spec.experiment.federation.clip_norm
+        self.secret = run_key(self.training.seed)
+        """Of this process's clients, for secure aggregation: no secret in a simulation."""
         self.models = {0: self.model}
         self.lanes = Lanes(1 if device == CPU else LANES)
         """Clients that train at once."""
@@ -86,10 +92,11 @@ class ClientRunner:
         self.cached_scores: dict[object, dict[str, Scores]] = {}
 
     def fit(
-        self, client: int, round_: int, broadcast: ServerState, memory: Tensors, client_message: Tensors | None = None
-    ) -> FitResult[Any]:
+        self, client: int, round_: int, broadcast: ServerState, memory: Tensors, client_message: Tensors | None = None,
+        secure: SecureRound | None = None,
+    ) -> FitResult[Any]:  # fmt: skip
         """Train a client in a round; a pure function of the arguments. Its result lies on the CPU."""
-        return returned(self._fit(round_, FitCall(client, broadcast, memory, client_message or {}), 0))
+        return returned(self._fit(round_, FitCall(client, broadcast, memory, client_message or {}, secure), 0))
 
     def fit_all(self, round_: int, calls: Iterable[FitCall]) -> Iterator[tuple[FitCall, FitResult[Any] | Exception]]:
         """Train clients in a round, in their order; yield each one's result, or what went wrong with it. As ``fit``,
@@ -117,10 +124,19 @@ class ClientRunner:
             sent = messages.to(sent, self.device)
         fitting = begin_fit(self.training, self._model(lane), card, rows, broadcast, memory, round_, sent)
         loss = yield from local_steps(self.training, fitting, lane)
-        result = end_fit(fitting.trainer, loss, began)
-        if self.device == CPU:
+        return self._sent(end_fit(fitting.trainer, loss, began), call.client, round_, call.broadcast, call.secure)
+
+    def _sent(
+        self, result: FitResult[Any], client: int, round_: int, broadcast: ServerState, secure: SecureRound | None
+    ) -> FitResult[Any]:
+        """Return a client's result on the CPU, its update as it is sent."""
+        if self.device != CPU:
+            result = replace(result, update=messages.to(result.update, CPU), memory=messages.to(result.memory, CPU))
+        if secure is None:
             return result
-        return replace(result, update=messages.to(result.update, CPU), memory=messages.to(result.memory, CPU))
+        sent = messages.to(broadcast, CPU)
+        masking = Masking(self.training.method, self.clip_norm, self.secret)
+        return replace(result, update=masking.masked(self.all_cards[client], round_, sent, result.update, secure))
 
     def _model(self, lane: int) -> Classifier:
         """Return the work-space of a lane."""
@@ -135,6 +151,7 @@ class ClientRunner:
         memories: Mapping[int, Tensors],
         client_messages: Mapping[int, Tensors],
         size: int,
+        secure: SecureRound | None = None,
     ) -> Iterator[tuple[int, FitResult[Any] | Exception]]:
         """Train the clients that have a message, be it empty, as stacks of at most ``size``; yield each one's result,
         or what went wrong with it. As ``fit``, up to rounding.
@@ -165,12 +182,11 @@ class ClientRunner:
                 continue
             for k, client in enumerate(numbers):
                 try:
-                    result = stack.result(k)
+                    result = self._sent(stack.result(k), client, round_, broadcast, secure)
                 except Exception as error:  # costs this client alone
                     yield client, error
                     continue
-                update, memory = messages.to(result.update, CPU), messages.to(result.memory, CPU)
-                yield client, replace(result, update=update, memory=memory)
+                yield client, result
 
     @cached_property
     def workspace(self) -> Workspace:

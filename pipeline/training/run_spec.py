@@ -82,6 +82,11 @@ class RunSpec:
             options.lora_rank,
         )  # fmt: skip
 
+    @property
+    def sums_on_workers(self) -> bool:
+        """True where a worker sends one sum for several clients."""
+        return self.experiment.method.sums and not self.experiment.federation.secure_aggregation
+
     def training(self) -> TrainingSpec:
         """Return the part of the run that all its clients share."""
         experiment, federation = self.experiment, self.experiment.federation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import LARGEST_RATIO, mean_of, norm_of, out_of_scale
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.exact_sums import Grid, bounds_of
+from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.algorithm.update_filters import filters_of
 from anchorfl.pipeline.training.client import CPU
@@ -21,6 +22,7 @@ from anchorfl.pipeline.training.errors import RejectedError
 from anchorfl.pipeline.training.evaluation import Scoring, evaluate
 from anchorfl.pipeline.training.gathering import Gathering, Part
 from anchorfl.pipeline.training.run_spec import RunSpec
+from anchorfl.pipeline.training.secure_round import Clients, MaskedSum, SecureRound, SimulatedClients
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.prepared import SERVER_SPLITS
 from anchorfl.tasks.metrics.scores import Floats, Scores
@@ -37,8 +39,15 @@ class _Round:
     """Of the weights that were sent."""
     grid: Grid | None
     gathering: Gathering
+    masked: MaskedSum | None = None
+    """What came in of a round with ``federation.secure_aggregation``."""
     faults: dict[int, str] = field(default_factory=dict)
     """Client -> why its update cannot be merged."""
+
+    @property
+    def collected(self) -> Collection[int]:
+        """Clients whose updates came in, and can be merged."""
+        return self.gathering.norms.keys() if self.masked is None else self.masked.answered
 
 
 class Server:
@@ -52,8 +61,11 @@ class Server:
         self.run_spec = run_spec
         self.method = run_spec.experiment.method
         self.aggregator = run_spec.experiment.federation.aggregator
-        self.filters = filters_of(self.aggregator)
         federation = run_spec.experiment.federation
+        self.secure = federation.secure_aggregation
+        self.clients: Clients | None = None
+        # the clients of a secure round cut their steps themselves: nobody else sees one
+        self.filters = [] if self.secure else filters_of(self.aggregator)
         self.privacy = federation.client_privacy(len(data.cards()))
         # now, since what it lacks or refuses should not be found out in the last round
         self.epsilon = self.privacy.epsilon(federation.rounds) if self.privacy else 0.0
@@ -94,13 +106,30 @@ class Server:
 
     def grid(self, round_: int) -> Grid | None:
         """Return the grid on which workers may sum updates of this round; None where the server needs every update."""
-        return self._begin(round_).grid if not self.filters else None
+        return self._begin(round_).grid if not self.filters and not self.secure else None
+
+    def secure_round(self, round_: int, clients: Sequence[int]) -> SecureRound | None:
+        """Begin a round whose updates come under masks: ask these clients, all that may answer, for their keys, and
+        return what each of them is given. None where ``federation.secure_aggregation`` is off.
+        """
+        if not self.secure:
+            return None
+        begun = self._begin(round_)
+        assert begun.grid is not None  # pipeline/run/prepare.py refuses methods without one
+        self.clients = self.clients or SimulatedClients(run_key(self.run_spec.experiment.seed))
+        secure = SecureRound(begun.grid, self.clients.keys(round_, clients))
+        begun.masked = MaskedSum(round_, secure, self.clients)
+        return secure
 
     def collect(self, round_: int, client: int, update: Any) -> None:
         """Take in a client's update, which must not change before ``aggregate``. That refuses what cannot be merged."""
         begun = self._begin(round_)
-        if client in begun.faults or client in begun.gathering.norms:
+        if client in begun.faults or client in begun.collected:
             raise ValueError(f"round {round_}: client {client} has sent its update already")
+        if begun.masked is not None:
+            if fault := begun.masked.add(client, update):
+                begun.faults[client] = fault
+            return
         fault = messages.shape_mismatch(update.weights, begun.sent.weights) or messages.not_finite(update)
         if fault:
             begun.faults[client] = fault
@@ -127,8 +156,8 @@ class Server:
         """
         began_at, begun = time.perf_counter(), self._begin(round_)
         gathering = begun.gathering
-        if {*clients} != {*gathering.norms, *begun.faults}:
-            raise ValueError(f"round {round_}: updates of {sorted(gathering.norms)} to merge, not of {sorted(clients)}")
+        if {*clients} != {*begun.collected, *begun.faults}:
+            raise ValueError(f"round {round_}: updates of {sorted(begun.collected)} to merge, not of {sorted(clients)}")
         faults, sent_norm = begun.faults, begun.norm
         order = sorted(gathering.norms)
         norms = [gathering.norms[client] for client in order]
@@ -139,13 +168,21 @@ class Server:
         if faults:
             begun.faults = {}
             raise RejectedError(faults)
+        if begun.masked is not None:
+            gathering.begin(begun.grid)
+            gathering.add_part(begun.masked.part())
         merged, counts = self._merge(begun, self._context(round_))
         if fault := messages.not_finite(merged.weights):
+            if begun.masked is not None:  # it may be anybody's doing
+                begun.masked.clear()
+                raise RejectedError(dict.fromkeys(clients, f"merged, {fault}"))
             largest = order[norms.index(max(norms))]
             again = [] if gathering.drop(largest) else [client for client in order if client != largest]
             if again:  # a sum does not give a client back
                 gathering.begin(begun.grid)
             raise RejectedError({largest: f"merged with its update, the largest, {fault}"}, again)
+        if begun.masked is not None:
+            counts["communication/key_exchange_bytes"] = float(begun.masked.exchanged_bytes)
         self._take(merged)
         return counts | {"time/aggregate": time.perf_counter() - began_at}
 

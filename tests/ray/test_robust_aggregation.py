@@ -1,4 +1,4 @@
-"""Robust merges, and noise on the mean, on Ray: the serial run's bits and counts."""
+"""Robust merges, noise on the mean and masked updates on Ray: the serial run's bits and counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from anchorfl.pipeline.storage.run_record import read_records
 from tests.runs import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
-COUNTS = ("aggregation/clipped", "aggregation/rejected_by_krum", "privacy/epsilon")
+KEYS = "communication/key_exchange_bytes"
+COUNTS = ("aggregation/clipped", "aggregation/rejected_by_krum", "privacy/epsilon", KEYS)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ COUNTS = ("aggregation/clipped", "aggregation/rejected_by_krum", "privacy/epsilo
         {"aggregation": "trimmed_mean", "trim_fraction": 0.25, "clip_norm": 0.2},
         {"aggregation": "krum", "krum_num_selected": 2, "clip_norm": 0.2},
         {"clip_norm": 0.2, "dp_noise": 1.0},
+        {"clip_norm": 0.2, "dp_noise": 1.0, "secure_aggregation": True},
     ],
     ids=str,
 )
@@ -40,7 +42,7 @@ def test_serial_and_ray_give_one_checksum(experiment, tmp_path, options):
         for where in ("serial", "ray")
     ]
     assert counts[0] == counts[1]
-    wanted = {"aggregation/clipped"} if "clip_norm" in options else set()
+    wanted = {KEYS} if "secure_aggregation" in options else {"aggregation/clipped"} if "clip_norm" in options else set()
     assert counts[0][2].keys() == wanted | (
         {"aggregation/rejected_by_krum"} if options.get("aggregation") == "krum" else set()
     ) | ({"privacy/epsilon"} if "dp_noise" in options else set())

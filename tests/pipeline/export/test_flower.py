@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -52,10 +53,12 @@ class App:
 
 
 class Grid:
-    """Nodes in this process; ``broken``: those that fail; ``changed``: node -> change of its reply."""
+    """Nodes in this process; ``broken``: those that fail; ``changed``: node -> change of its reply; ``lost``: node ->
+    stage of a round with secure aggregation at which it says nothing.
+    """
 
-    def __init__(self, clients, app, broken=(), changed=None):
-        self.app, self.broken, self.changed = app, broken, changed or {}
+    def __init__(self, clients, app, broken=(), changed=None, lost=None):
+        self.app, self.broken, self.changed, self.lost = app, broken, changed or {}, lost or {}
         self.contexts = {
             100 + client: SimpleNamespace(node_config={"partition-id": client}, state={}) for client in range(clients)
         }
@@ -68,6 +71,10 @@ class Grid:
             node, kind = message.metadata.dst_node_id, message.metadata.message_type
             if kind == "train" and node in self.broken:
                 yield Message(reply_to=message, error=SimpleNamespace(reason="out of order"))
+                continue
+            stage = message.content.get("about", {}).get("kind", kind)
+            if self.lost.get(node) == stage:
+                yield Message(reply_to=message, error=SimpleNamespace(reason=f"lost at {stage}"))
                 continue
             reply = self.app.functions[kind](message, self.contexts[node])
             yield self.changed.get((node, kind), lambda same: same)(reply)
@@ -116,6 +123,67 @@ def test_a_node_that_fails_is_left_out_as_long_as_the_quorum_answers(flower, exp
     assert [line for line in said if "node 101" in line] == [f"round {n}: node 101: out of order" for n in (1, 2)]
     with pytest.raises(InputError, match=r"round 1: 2 clients answered, and 3 must \(federation.quorum\)"):
         served(flower, tmp_path / "two", e, broken=(101, 102))
+
+
+# ---- Secure aggregation.
+
+
+def secure(e):
+    return replace(e, federation=replace(e.federation, secure_aggregation=True))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedalign", "scaffold"])
+def test_masked_updates_give_the_same_bits(flower, experiment, tmp_path, method):
+    e = experiment(method)
+    said = served(flower, tmp_path / "app", secure(e))
+    assert said[-1] == f"weights sha256 {run(e, tmp_path / 'serial', quiet).checksum}"
+
+
+STAGES = ("keys", "shares", "train", "reveal")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_node_that_is_lost_at_any_stage_costs_its_own_update_alone(flower, experiment, tmp_path, stage):
+    """At the last one its update is in the sum, and the others' shares open it."""
+    e = experiment("fedavg", federation={"rounds": 2, "clients_per_round": 0, "quorum": 0.75})
+    without = served(flower, tmp_path / "plain", e, broken=(101,) if stage != "reveal" else ())
+    said = served(flower, tmp_path / "secure", secure(e), lost={101: stage})
+    assert said[-1] == without[-1]
+    assert [line for line in said if "node 101" in line] == [f"round {n}: node 101: lost at {stage}" for n in (1, 2)]
+
+
+def test_what_is_no_answer_costs_its_sender_alone(flower, experiment, tmp_path):
+    def nonsense(reply):
+        reply.content["about"]["text"] = '"no shares"' if "text" in reply.content["about"] else ""
+        return reply
+
+    e = experiment("fedavg", federation={"rounds": 1, "clients_per_round": 0, "quorum": 0.75})
+    without = served(flower, tmp_path / "plain", e, broken=(101,))
+    said = served(flower, tmp_path / "secure", secure(e), changed={(101, "query"): nonsense})
+    assert "round 1: what client 1 says is no answer (keys): " in "\n".join(said)
+    assert said[-1] == without[-1]
+
+
+def test_an_update_without_masks_is_none(flower, experiment, tmp_path):
+    e = experiment("fedavg", federation={"rounds": 1, "clients_per_round": 0, "quorum": 0.75})
+    said = served(flower, tmp_path / "secure", secure(e), changed={(101, "train"): unmasked})
+    assert "round 1: the message of client 1 is no update: it is a Update" in said
+
+
+def unmasked(reply):
+    reply.content["about"]["update"] = json.dumps({"is": "Update", "of": {"weights": {"of": {}}}})
+    return reply
+
+
+def test_too_few_nodes_open_no_sum(flower, experiment, tmp_path):
+    e = experiment("fedavg", federation={"rounds": 1, "clients_per_round": 0, "quorum": 0.25})
+    with pytest.raises(InputError, match="round 1: 2 of 4 clients answered, and 3 must, so that their sum can be open"):
+        served(flower, tmp_path / "app", secure(e), lost={101: "train", 102: "train"})
+    with pytest.raises(InputError, match="round 1: the sum cannot be opened: 2 of 4 clients gave their shares, and 3"):
+        served(flower, tmp_path / "two", secure(e), lost={101: "reveal", 102: "reveal"})
+
+
+# ---- Nonsense.
 
 
 def no_update(reply):

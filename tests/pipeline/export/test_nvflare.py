@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -138,6 +140,31 @@ def test_what_a_client_keeps_stays_at_its_site(nvflare, experiment, tmp_path):
     served(nvflare, tmp_path / "app", experiment("scaffold", federation={"rounds": 2, "clients_per_round": 0}))
     kept = sorted(path.parent.name for path in (tmp_path / "app").rglob("memory.safetensors"))
     assert kept == ["site-1", "site-2", "site-3", "site-4"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedalign", "scaffold"])
+def test_masked_updates_give_the_same_bits(nvflare, experiment, tmp_path, method):
+    """With a secret at every site, in a file of its owner alone."""
+    e = experiment(method)
+    masked = replace(e, federation=replace(e.federation, secure_aggregation=True))
+    job = served(nvflare, tmp_path / "app", masked)
+    assert (job.said[-1], job.reason) == (f"weights sha256 {run(e, tmp_path / 'serial', quiet).checksum}", "")
+    files = sorted((tmp_path / "app").rglob("secure.json"))
+    assert [path.parent.name for path in files] == ["site-1", "site-2", "site-3", "site-4"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert len({json.loads(path.read_text())["secret"] for path in files}) == 4
+
+
+def test_a_site_that_is_lost_beside_its_masked_update_costs_that_alone(nvflare, experiment, tmp_path):
+    """It gave its keys and shares, and no update; the others' shares open the sum."""
+    e = experiment("fedavg", federation={"rounds": 2, "clients_per_round": 0, "quorum": 0.75})
+    masked = replace(e, federation=replace(e.federation, secure_aggregation=True))
+    without = served(nvflare, tmp_path / "plain", e, s2=failed)
+    job = served(nvflare, tmp_path / "app", masked, s2=lambda reply: failed(reply) if "update" in reply else reply)
+    assert job.said[-1] == without.said[-1]
+    assert [line for line in job.said if "site-2" in line] == [
+        f"round {n}: site-2: EXECUTION_EXCEPTION" for n in (1, 2)
+    ]
 
 
 def failed(answer):
