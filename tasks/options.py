@@ -106,8 +106,24 @@ class TaskOptions:
     """Column of ``file`` with train, validation and test; empty: a stratified fifth is drawn, whatever the seed."""
     ignore_columns: str = ""
     """Columns of ``file`` that are nothing of all this: left out, and not asked about. Names and patterns."""
+    sites: str = ""
+    """Sites of a Ray cluster, names with commas, whose disks hold the rows of ``file``, each its own: clients that
+    train there and whose rows stay there (docs/sites.md). This machine's ``file`` has validation and test rows."""
+    input_spec: str = ""
+    """Folder of a saved model, or of prepared data, whose vocabulary, or means and deviations, are taken in place of
+    those of the training rows; empty: fitted on these."""
     class_names: str = ""
     """Class names of ``file``: a file with one a line in their order, or ``id<TAB>name``, where the table holds ids."""
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """The sites in the order of their clients, which is that of their names; () where clients are no sites."""
+        return tuple(sorted(name.strip() for name in self.sites.split(","))) if self.sites else ()
+
+    @property
+    def site_resources(self) -> tuple[str, ...]:
+        """The Ray resource of every client's node, of which it has one."""
+        return tuple(f"site:{name}" for name in self.site_names)
 
     def seed_of_split(self, own: int) -> int:
         """Return the seed of a split that is drawn. own: the data set's. ValueError where it is yet to be the run's."""

@@ -36,6 +36,9 @@ class Layout:
     """Calls to client actors in flight at a time, at most."""
     group: Any = None
     """Placement group with bundle 0 for the server and one more per client actor; None: anywhere on the cluster."""
+    sites: tuple[str, ...] = ()
+    """Ray resources of the nodes that the client actors are pinned to, one each, and the server to the node of this
+    process; (): anywhere."""
 
 
 def nodes() -> list[Node]:
@@ -54,11 +57,17 @@ def driver_has_no_cpus() -> bool:
     return any(node["NodeID"] == here and not node["Resources"].get("CPU") for node in everywhere)
 
 
-def layout(options: ClusterOptions, clients: int) -> Layout:
+def layout(options: ClusterOptions, clients: int, sites: Sequence[str] = ()) -> Layout:
     """Return shares that fit the cluster. Raise InputError where none do: such actors would wait for ever.
 
-    Where ``clients_per_actor`` is open and the GPUs do not hold an actor for each client, clients share actors.
+    Where ``clients_per_actor`` is open and the GPUs do not hold an actor for each client, clients share actors. sites:
+    Ray resources of the nodes to which clients are pinned, one each; they share out no CPUs.
     """
+    if sites:
+        concurrent = options.max_concurrent_clients or clients
+        return Layout(
+            clients, options.client_cpus, options.client_gpus, 0.0, options.server_gpus, concurrent, sites=tuple(sites)
+        )
     have = nodes()
     cpus, gpus = sum(node.cpus for node in have), sum(len(node.devices) for node in have)
     concurrent = options.max_concurrent_clients or max(1, int(cpus))

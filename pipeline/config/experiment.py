@@ -62,6 +62,21 @@ class Experiment:
                 f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"
                 f" task.clients = {self.task.clients}: lower it"
             )
+        if self.task.sites:
+            for bad, hint in (
+                (not (self.cluster.uses_ray and self.cluster.address), "nodes of a cluster: set cluster.address"),
+                (
+                    self.federation.batched_clients,
+                    "their rows are in no one place: set federation.batched_clients to False",
+                ),
+                (
+                    self.method.evaluate_on == "clients",
+                    f"the rows to score clients' models of {self.method.name!r} on are the server's: choose another"
+                    " method",
+                ),
+            ):
+                if bad:
+                    raise ValueError(f"task.sites = {self.task.sites!r}: {hint}")
         if self.federation.deadline and (self.cluster.executor == "serial" or self.federation.batched_clients):
             raise ValueError(
                 "federation.deadline needs processes that can be ended: set cluster.executor to 'ray' or 'forked', and"

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from anchorfl.pipeline.cluster.layout import Layout, nodes
 from anchorfl.pipeline.execution.ray_actors import ClientActor, NodeSumActor, ServerActor
 from anchorfl.pipeline.training.run_spec import RunSpec
+from anchorfl.tasks.ingest.sites import SHARE
 
 MIN_CPU_SHARE = 0.001
 """CPU share of an actor that has to fit wherever there is a CPU at all, but not where clients may not run."""
@@ -64,7 +65,8 @@ class ActorPool:
         if slot not in self._clients:
             remote: Any = ClientActor
             shares = self._shares(self.layout.client_cpus, self.layout.client_gpus)
-            actor = remote.options(**shares, **self._place(1 + slot)).remote(self.layout.client_gpus)
+            pinned = bool(self.layout.sites)
+            actor = remote.options(**shares, **self._place(1 + slot)).remote(self.layout.client_gpus, pinned)
             self._clients[slot] = _PooledActor(actor, shares["num_cpus"] == MIN_CPU_SHARE)
         member = self._clients[slot]
         if run not in member.opened:
@@ -130,7 +132,7 @@ class ActorPool:
         return remote.options(**shares, **self._place(0)).remote(self.layout.server_gpus)
 
     def _shrunk(self) -> bool:
-        return self.layout.group is None and cluster_cpus() < self._cpus
+        return self.layout.group is None and not self.layout.sites and cluster_cpus() < self._cpus
 
     def _shares(self, cpus: float, gpus: float) -> dict[str, float]:
         """Return the options with which to ask Ray for these shares.
@@ -147,6 +149,11 @@ class ActorPool:
         bundle: 0 for the server, 1 + slot for a client actor.
         """
         group = self.layout.group
+        if self.layout.sites:
+            if bundle:
+                return {"resources": {self.layout.sites[bundle - 1]: SHARE}}
+            here = ray.get_runtime_context().get_node_id()  # where its rows are
+            return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
         if group is None:
             return {"scheduling_strategy": "SPREAD"} if bundle and self.layout.client_gpus else {}
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}

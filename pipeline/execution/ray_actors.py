@@ -18,6 +18,7 @@ from anchorfl.pipeline.algorithm.exact_sums import Grid
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, FitMetrics
 from anchorfl.pipeline.execution.executor import NEXT
+from anchorfl.pipeline.execution.site_memory import SiteMemory
 from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
 from anchorfl.pipeline.training.errors import fault_kind
 from anchorfl.pipeline.training.gathering import Gathering, Part
@@ -157,9 +158,11 @@ class NodeSumActor:
 class ClientActor:
     """The process of one client, or of several that take turns; of one run, or of several that share it."""
 
-    def __init__(self, gpus: float) -> None:
+    def __init__(self, gpus: float, pinned: bool = False) -> None:
+        """pinned: it is at the site of its client, and what that keeps, and what went wrong, stays there."""
         one_thread()
-        self.device = device_for(gpus)
+        self.device, self.pinned = device_for(gpus), pinned
+        self.memories: dict[str, SiteMemory] = {}
         self.without_gpu = gpus > 0 and self.device.type == "cpu"
         self.runners: dict[str, ClientRunner] = {}
         self._broadcast: tuple[str, int, Any] = ("", -1, None)  # run, round, what is sent in it
@@ -171,7 +174,10 @@ class ClientActor:
         run_spec: a reference, in a list so that Ray does not fetch it for every call.
         """
         if run not in self.runners:
-            self.runners[run] = ClientRunner(ray.get(run_spec[0]), self.device)
+            spec: RunSpec = ray.get(run_spec[0])
+            self.runners[run] = ClientRunner(spec, self.device)
+            if self.pinned:
+                self.memories[run] = SiteMemory(spec)
 
     def ping(self) -> None:
         """Answer: a process that dies in the next call was alive before it."""
@@ -202,7 +208,7 @@ class ClientActor:
             FitCall(
                 client,
                 messages.unpack(received.sent),
-                _unpack(memories[index]),
+                self._memory(run, client, memories[index]),
                 _unpack(client_messages[index]),
                 received.secure,
             )
@@ -211,19 +217,25 @@ class ClientActor:
         for index, (call, result) in enumerate(self.runners[run].fit_all(round_, calls)):
             client = call.client
             if isinstance(result, Exception):  # any other fault of a client costs that client only
-                failure = Failure(client, first_line(result), fault_kind(result))
+                reason = f"{type(result).__name__} at its site" if self.pinned else first_line(result)
+                failure = Failure(client, reason, fault_kind(result))
                 break
             sizes = [messages.nbytes(m) for m in (result.update, call.client_message, result.memory)]
             if grid is None or count == 1:
                 whole[client] = messages.pack(result.update, copy=False)
             else:
                 gathering.add(client, result.update)
-            new_memories[index] = messages.pack(result.memory, copy=False)
+            kept = self.memories[run].put(client, round_, result.memory) if self.pinned else result.memory
+            new_memories[index] = messages.pack(kept, copy=False)
             metrics.append(FitMetrics(result.loss, result.seconds, *sizes))
         node = ray.get_runtime_context().get_node_id()
         reply = CallReply(tuple(metrics), failure, node, system_metrics.peak("client"), self.without_gpu)
         summed = packed(gathering.part())
         return replace(summed, whole={**summed.whole, **whole}), *new_memories, reply
+
+    def _memory(self, run: str, client: int, packed: messages.Packed | None) -> dict[str, Any]:
+        memory: dict[str, Any] = _unpack(packed)
+        return self.memories[run].get(client, memory) if self.pinned else memory
 
     def _gathering(self, run: str, grid: Grid | None) -> Gathering:
         """Return sums over the clients of a call, none yet, in memory that is used again."""
@@ -257,6 +269,7 @@ class ClientActor:
 
     def release_run(self, run: str) -> None:
         self.runners.pop(run, None)
+        self.memories.pop(run, None)
         self._gatherings.pop(run, None)
         self._broadcast = ("", -1, None)
 

@@ -66,16 +66,18 @@ class RayExecutor:
         self.sums_on_nodes = experiment.cluster.sum_on_nodes and run_spec.sums_on_workers
         self.at_clients = experiment.method.evaluate_on == "clients"
         self.owns_pool = actor_pool is None
-        self.actor_pool = actor_pool or ActorPool(layout(experiment.cluster, experiment.task.clients))
+        sites = experiment.task.site_resources
+        self.actor_pool = actor_pool or ActorPool(layout(experiment.cluster, experiment.task.clients, sites))
         self.layout = self.actor_pool.layout
         self.rows = run_spec.data().cards().rows
-        self.dispatch = self._dispatch(several=not experiment.federation.deadline)
+        self.dispatch = self._dispatch(several=not experiment.federation.deadline and not sites)
         self._next: PendingRound | None = None
         self._open()
 
     def _dispatch(self, *, several: bool) -> Dispatch:
         sums = self.run_spec.sums_on_workers
-        return Dispatch(self.layout.actors, self.layout.concurrent, self.rows, several, sums)
+        pinned = bool(self.layout.sites)
+        return Dispatch(self.layout.actors, self.layout.concurrent, self.rows, several, sums, pinned)
 
     def _open(self) -> None:
         self.run, self._opened = self.actor_pool.open(self.run_spec)

@@ -45,6 +45,8 @@ class Dispatch:
     """A call may be for more than one client; not under a deadline, which is one client's."""
     sums: bool = False
     """A call returns one sum for all its clients, and not an update of each."""
+    pinned: bool = False
+    """A client's actor is that of its own number, and no other."""
     _per_client: tuple[float, int] | None = None  # in the last round: median seconds, most bytes
     _isolated: set[int] = field(default_factory=set)
 
@@ -88,6 +90,8 @@ class Dispatch:
         """Return the client's home slot if its actor is started and idle, else another such one: a process that need
         not be started. Else the home slot, or another one that does not run yet. For ``fresh``, these come first.
         """
+        if self.pinned:
+            return None if home in busy else home
         idle = sorted(set(started) - set(busy))
         down = sorted(set(range(self.actors)) - set(started) - set(busy))
         slots = (down or idle) if fresh else (idle or down)

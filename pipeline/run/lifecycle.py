@@ -107,7 +107,8 @@ def run(
             if experiment.federation.batched_clients:
                 batched_share(experiment.cluster)
             else:
-                actors, clients = layout(experiment.cluster, experiment.task.clients).actors, experiment.task.clients
+                sites, clients = experiment.task.site_resources, experiment.task.clients
+                actors = layout(experiment.cluster, clients, sites).actors
                 if experiment.cluster.client_gpus and not experiment.cluster.clients_per_actor and actors < clients:
                     share = experiment.cluster.client_gpus
                     log(f"{actors} client actors of {share:g} GPU, which take turns for {clients} clients")
@@ -192,7 +193,8 @@ def _executor(run_spec: RunSpec, actor_pools: ActorPools | None) -> Executor:
         from anchorfl.pipeline.cluster.layout import layout  # serial runs need no Ray
 
         experiment = run_spec.experiment
-        return actor_pools.actor_pool(layout(experiment.cluster, experiment.task.clients))
+        sites = experiment.task.site_resources
+        return actor_pools.actor_pool(layout(experiment.cluster, experiment.task.clients, sites))
 
     return executor_for(run_spec, shared)
 

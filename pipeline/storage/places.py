@@ -34,6 +34,7 @@ PLACES: Mapping[str, str] = {
     "task.cache": "ANCHORFL_CACHE",
     "task.file": "",
     "task.class_names": "",
+    "task.input_spec": "",
     "model.weights": "",
     "class_embeddings.table": "",
     "class_embeddings.encoder": "",

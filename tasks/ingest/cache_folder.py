@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from anchorfl.tasks.files.folders import cache_root
+from anchorfl.tasks.ingest.input_spec import spec_digest
 from anchorfl.tasks.ingest.manifest import FORMAT
 from anchorfl.tasks.options import TaskOptions
 
@@ -20,7 +21,8 @@ def cache_folder(name: str, options: TaskOptions, seed: int, raw: str, reader: s
     files lie does not matter to the content, so no folder is in it.
     """
     parquet, names = (Path(path).name for path in (options.file, options.class_names))
-    here = replace(options, root="", cache="", file=parquet, class_names=names)
+    form = spec_digest(options)
+    here = replace(options, root="", cache="", file=parquet, class_names=names, input_spec=form)
     # only what differs from its default, so that a new option leaves prepared data as they are
     changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
     content = json.dumps([FORMAT, raw, reader, changed, seed], sort_keys=True)

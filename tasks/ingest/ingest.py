@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -29,17 +29,19 @@ from anchorfl.tasks.arrays.ragged import IntLists, ragged_take
 from anchorfl.tasks.contract import InputSpec, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
-from anchorfl.tasks.files.folders import cache_root, sync_folder
+from anchorfl.tasks.files.folders import cache_root
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.files.split_leaks import is_path
 from anchorfl.tasks.ingest import remote_cache
-from anchorfl.tasks.ingest.cache_folder import cache_folder, data_digest
+from anchorfl.tasks.ingest.account import make_manifest, publish, write_account
+from anchorfl.tasks.ingest.cache_folder import cache_folder
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.destination import Destination
 from anchorfl.tasks.ingest.encoded_before import encoded_before, inputs_digest
 from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, set_normalization
-from anchorfl.tasks.ingest.manifest import CLIENTS, EXTENTS_FILE, MANIFEST, Manifest, Summary, manifest_bytes
-from anchorfl.tasks.ingest.prepared import CLASS_COUNTS, PARTITION, Prepared, table_bytes
+from anchorfl.tasks.ingest.input_spec import check_fits, given_spec
+from anchorfl.tasks.ingest.manifest import Summary
+from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.ingest.raw_digest import raw_digest
 from anchorfl.tasks.ingest.raw_table import (
     Owners,
@@ -50,12 +52,13 @@ from anchorfl.tasks.ingest.raw_table import (
 )
 from anchorfl.tasks.ingest.reader_digest import reader_digest
 from anchorfl.tasks.ingest.row_numbers import positions_of, renumber_plan, row_numbers
-from anchorfl.tasks.ingest.rows_files import EXTENTS, first_owners, owner_name, rows_file
+from anchorfl.tasks.ingest.rows_files import first_owners, rows_file
+from anchorfl.tasks.ingest.sites import prepare_at_sites
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.client_test import SPLIT, client_test_of_split
 from anchorfl.tasks.partition.one_class import wrong_number
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest, plan_table
+from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest
 from anchorfl.tasks.partition.stratify import TrainingRows, describe_classes
 
 Engine = Literal["ray", "local"]
@@ -87,6 +90,8 @@ def prepare(task: Task, options: TaskOptions, seed: int, *, engine: Engine, log:
 
 def prepared_at(task: Task, options: TaskOptions, seed: int) -> tuple[str, bool]:
     """Return where the prepared data of a federation lie, or will, and whether they do. Errors as ``prepare``."""
+    if options.sites:
+        raise InputError(f"at the sites ({', '.join(options.site_names)}): a run says whether they are prepared")
     options = canonicalize_options(task, options, seed)
     source = raw_folder(task, options)
     folder = cache_folder(task.name, options, seed, raw_digest(task, options, source), reader_digest(task))
@@ -99,6 +104,9 @@ def prepared_at(task: Task, options: TaskOptions, seed: int) -> tuple[str, bool]
 
 def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine, log: Log) -> Prepared:
     """Do what ``prepare`` does, for canonical options."""
+    if options.sites:
+        _check_ray()
+        return prepare_at_sites(task, options, seed, log)
     source = raw_folder(task, options)
     raw = raw_digest(task, options, source)
     folder = cache_folder(task.name, options, seed, raw, reader_digest(task))
@@ -130,7 +138,7 @@ def _prepare_locally(
     building = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
     try:
         _build(task, options, seed, raw, source, building, engine, log)
-        _publish(building, folder)
+        publish(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)  # left over after an error or a lost race
     log(f"{task.name}: prepared data written to {folder}")
@@ -148,7 +156,8 @@ def _build(
     plan, owned = plan_rows(task, options, seed, table, labels)
     table, labels = restrict_validation_labels(table, labels, plan, task.kind)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
-    spec = set_normalization(task.fit(table.filter(pa.array(used_N)), options), options)
+    spec = task.fit(table.filter(pa.array(used_N)), options)
+    spec = set_normalization(check_fits(given_spec(options), spec) if options.input_spec else spec, options)
     rows_O = owned.parts()
     names = _client_names(table, rows_O, len(plan.clients)) if options.client_column else ()
     histogram = ClassHistogram.of(labels.take(rows) for rows in rows_O[: len(plan.clients)])
@@ -160,9 +169,9 @@ def _build(
     plan = renumber_plan(plan, lambda row_B: number_N[position_of(row_B)])
     summary = Summary(
         task=task.name, class_names=task.class_names, kind=task.kind, spec=spec,
-        options=replace(options, root="", cache=""), seed=seed, raw_digest=raw, reader_digest=reader_digest(task),
-        inputs_digest=inputs_digest(payload, task.payload), raw_rows=len(row_N), partition_digest=plan_digest(plan),
-        data_digest="", test=0, validation=0,
+        options=replace(options, root="", cache="", input_spec=""), seed=seed, raw_digest=raw,
+        reader_digest=reader_digest(task), inputs_digest=inputs_digest(payload, task.payload), raw_rows=len(row_N),
+        partition_digest=plan_digest(plan), data_digest="", test=0, validation=0,
     )  # fmt: skip
     classes, destination = IntLists.of(client.classes for client in plan.clients), Destination.of(place)
     job = Encoding(task, spec, classes, first_owners(owned.sizes(), spec), destination)
@@ -176,8 +185,8 @@ def _build(
         log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
     parts = _run_local(job, payload, number_N, rows_O) if local else _run_ray(job, payload, row_N, number_N, owned)
     written = _collect(parts, job, owned, labels, log)
-    manifest = _make_manifest(summary, classes, histogram, written)
-    _write_account(destination, replace(manifest, client_names=names), plan, histogram, written)
+    manifest = make_manifest(summary, classes, histogram, written)
+    write_account(destination, replace(manifest, client_names=names), plan, histogram, written)
 
 
 def _as_it_is(table: Table, spec: InputSpec) -> Table:
@@ -346,50 +355,6 @@ def _parts_by_file(table: Table, lookup: Any, job: Encoding) -> list[Table] | Ta
 def _write_file(file: int, job: Encoding, nothing: Table, *parts: Table) -> Table:
     """Write the rows of a file, and return what there is to say of them. nothing: no encoded rows, for their schema."""
     return job.write(pa.concat_tables([_owned(nothing, np.zeros(0, np.int64)), *parts]), file)
-
-
-def _make_manifest(summary: Summary, classes: IntLists, histogram: ClassHistogram, written: Table) -> Manifest:
-    """Return the manifest; what it says of files is still empty. classes: identified by every client."""
-    clients, row_O, content_O = len(classes), written["rows"].to_pylist(), written["content"].to_pylist()
-    # each was a file of its own once: kept as a name, so that the same data have the same digest as they had then
-    content = {f"{owner_name(owner, clients)}.parquet": digest for owner, digest in enumerate(content_O)}
-    known = {f.name: getattr(summary, f.name) for f in fields(Summary)}
-    known |= {"data_digest": data_digest(content), "test": row_O[clients], "validation": row_O[clients + 1]}
-    return Manifest(
-        **known,
-        examples=tuple(row_O[:clients]),
-        counts=histogram.known_to(classes, len(summary.class_names)),
-        classes=classes,
-        client_test=tuple(row_O[clients + 2 :]),
-        extents=written.select(EXTENTS.names),
-    )
-
-
-def _write_account(
-    destination: Destination, manifest: Manifest, plan: PartitionPlan, histogram: ClassHistogram, written: Table
-) -> None:
-    """Write what is beside the rows, the manifest last, as it makes the folder complete."""
-    tables = {
-        EXTENTS_FILE: manifest.extents,
-        CLIENTS: manifest.clients_table(),
-        CLASS_COUNTS: histogram.table(),
-        PARTITION: plan_table(plan),
-    }
-    numbers, digests = (written[name].to_pylist() for name in ("file", "footer"))
-    footers = {rows_file(number): digest for number, digest in zip(numbers, digests, strict=True)}
-    files = footers | {name: destination.write(name, table_bytes(table)) for name, table in tables.items()}
-    destination.close(MANIFEST, manifest_bytes(replace(manifest, files=files)))
-
-
-def _publish(building: str, folder: Path) -> None:
-    """Give the finished folder its name at once; if another process was faster, its equal folder stays."""
-    try:
-        os.replace(building, folder)
-    except OSError:
-        if not (folder / "manifest.json").is_file():
-            raise
-        return
-    sync_folder(str(folder.parent))
 
 
 def _check_ray() -> None:

@@ -77,7 +77,8 @@ class Prepared:
         if object_store.is_remote(where):
             return cls._load_remote(where)
         summary = read_summary(where)
-        for name in summary.files:
+        count = len(summary.files) if summary.options.sites else 0  # rows of others are at other sites
+        for name in summary.files.keys() - {rows_file(number) for number in range(count)}:
             if not os.path.isfile(f"{where}/{name}"):
                 raise PreparedDataError(f"{where}: {name} is missing; {HINT}")
         return cls(where, _manifest_of(where, "", summary))

@@ -65,7 +65,7 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
     """
     table = task.read(folder, options)
     task = _with_class_names(task, table)
-    table = validate_table(table, task)
+    table = validate_table(table, task, bool(options.sites))
     count, listed = skipped(table)
     for line in listed[:SHOWN]:
         log(f"{task.name}: left out: {line}")
@@ -91,8 +91,8 @@ def _with_class_names(task: Task, table: Table) -> Task:
     return task if names is None else replace(task, class_names=tuple(json.loads(names)))
 
 
-def validate_table(table: Table, task: Task) -> Table:
-    """Return the table that ``read`` gave, if it keeps the contract.
+def validate_table(table: Table, task: Task, at_sites: bool = False) -> Table:
+    """Return the table that ``read`` gave, if it keeps the contract. at_sites: it holds the rows of one site.
 
     Raises ValueError on a fault of the task, InputError on a fault of the data.
     """
@@ -102,7 +102,8 @@ def validate_table(table: Table, task: Task) -> Table:
     if lacking or not (np.diff(np.sort(table["row"].to_numpy())) > 0).all():
         raise ValueError(f"{task.name}: read must give unique rows and {task.payload}; it lacks {sorted(lacking)}")
     splits = set(pc.unique(table["split"]).to_pylist())
-    if not {"train", "test"} <= splits <= {*SPLITS}:
+    needed_splits = set() if at_sites else {"train", "test"}
+    if not needed_splits <= splits <= {*SPLITS}:
         raise InputError(
             f"{task.name}: the rows need the splits train and test, found {sorted(splits)}; correct the raw data"
         )

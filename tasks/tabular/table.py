@@ -122,6 +122,8 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
         log(f"{path.name}: not used (--task.input_columns or --task.ignore_columns says so): {listed(left)}")
     task = task_of_schema(path, schema, options)
     options = replace(options, name=task.name)
+    if options.sites:
+        return replace(options, partition="subjects", clients=len(options.sites.split(",")))
     if not schema.client:
         return options
     table = task.read(path.parent, options)
@@ -137,6 +139,8 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
     bad = BadRows.of(options)
     file = open_file_or_folder(folder / Path(options.file).name, bad)
     file = schema.applied(file)
+    if options.sites and schema.split not in file.types:  # a site's own rows
+        schema = replace(schema, split="")
     extra = [name for name in (schema.client, schema.split) if name]
     raw = file.read([*schema.labels, *schema.inputs, *extra])
     faults = Faults(file.path, file.row_N, whole=bad.skip)
@@ -148,10 +152,12 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
     if schema.client:
         columns["subject"] = _subjects(raw[schema.client], schema.client, faults)
     if schema.split:
-        columns["split"] = _splits(raw[schema.split], schema, labeled, faults)
+        columns["split"] = _splits(raw[schema.split], schema, labeled, faults, bool(options.sites))
     good = pa.array(faults.settle(bad))
     table = pa.table(columns).filter(good)
-    if not schema.split:
+    if not schema.split and options.sites:
+        table = table.append_column("split", pa.array(["train"] * len(table)))
+    elif not schema.split:
         given_N = labeled.given_N[good.to_numpy(zero_copy_only=False)]
         drawn = _draw_split(table, given_N, len(schema.values), file.path, options.seed_of_split(TEST_SEED))
         table = table.append_column("split", drawn)
@@ -213,13 +219,13 @@ def _subjects(column: Column, name: str, faults: Faults) -> Column:
     return pc.fill_null(column, "")
 
 
-def _splits(column: Column, schema: Schema, labeled: Targets, faults: Faults) -> Column:
+def _splits(column: Column, schema: Schema, labeled: Targets, faults: Faults, at_sites: bool) -> Column:
     name, column = schema.split, pc.fill_null(column.cast(pa.string()), "")
     word = pc.utf8_lower(pc.utf8_trim_whitespace(column))
     number = pc.index_in(word, value_set=pa.array(list(SPLIT_WORDS)))
     split = pc.fill_null(pc.take(pa.array(list(SPLIT_WORDS.values())), number), "")
     found = set(pc.unique(split).to_pylist())
-    lacking = [need for need in ("train", "test") if need not in found]
+    lacking = [need for need in ("train", "test") if need not in found and not at_sites]
     if lacking and ("" not in found or found == {""}):  # else the rows with other words are named
         there = listed([repr(value) for value in pc.unique(column).to_pylist()])
         msg = f"{faults.path}: column {name!r} has no {lacking[0]} row; it holds {there}"
