@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def given_spec(options: TaskOptions) -> InputSpec:
     folder = Path(options.input_spec)
     for name, key in PLACES:
         path = folder / name
-        if path.is_file():
+        if os.path.isfile(path):  # of a name too long, no error
             content = parsed(read_text_bytes(path), dict[str, Any], path, "give another folder")
             try:
                 spec: InputSpec = converted(content[key], InputSpec)

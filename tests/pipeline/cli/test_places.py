@@ -24,7 +24,7 @@ BAD = ("/proc/nope/x", "file/x", "file", "n" * 300)
 """A place that cannot be made, one below a file, a file (for a folder, or of another format), too long a name."""
 NAMES = (
     "task.name", "task.variant", "task.normalize", "task.label_columns", "task.input_columns", "task.client_column",
-    "task.split_column", "class_embeddings.prompts", "federation.aggregation", "cluster.address",
+    "task.split_column", "task.sites", "class_embeddings.prompts", "federation.aggregation", "cluster.address",
     "tracking.experiment", "tracking.run_name", "tracking.register",
 )  # fmt: skip
 """Options that take text and name no place. A new option counts as a place until it stands here."""
