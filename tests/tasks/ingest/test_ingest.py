@@ -251,14 +251,14 @@ def test_the_cache_folder_comes_from_the_environment(monkeypatch):
 
 def test_a_lost_race_uses_the_winners_folder(tmp_path, monkeypatch):
     task, options = find_task("toy-single"), TaskOptions(name="toy-single", clients=3, cache=str(tmp_path))
-    real = ingest._publish
+    real = ingest.publish
 
     def late(building, folder):
-        monkeypatch.setattr(ingest, "_publish", real)
+        monkeypatch.setattr(ingest, "publish", real)
         prepare(task, options, 0, engine="local")  # the other process
         real(building, folder)
 
-    monkeypatch.setattr(ingest, "_publish", late)
+    monkeypatch.setattr(ingest, "publish", late)
     prepared = prepare(task, options, 0, engine="local")
     assert [path.name for path in tmp_path.iterdir()] == [Path(prepared.folder).name]
 
