@@ -24,15 +24,16 @@ class ClusterOptions:
     client_cpus: float = 0.0
     """CPU share of a client actor; 0: the CPUs of the cluster shared out evenly."""
     client_gpus: float = 0.0
-    """GPU share of a client actor, for example 0.25; the actor limits itself to that part of the memory."""
+    """GPU share of a client actor, for example 0.25; the actor limits itself to that part of the memory, of which CUDA
+    takes half a GiB."""
     server_gpus: float = 0.0
-    """GPU share of the server actor."""
+    """GPU share of the server actor, likewise."""
     sum_on_nodes: bool = False
     """Sum the updates of each node's actors there, so that the server gets one sum from each node: for several nodes
     and large networks. It needs a process more on each."""
     client_cache_mb: float = 1000.0
-    """Megabytes of clients' rows that a worker keeps from round to round, on a GPU in its memory; those that have not
-    been trained for longest are read again."""
+    """Megabytes of clients' rows that a worker keeps from round to round, on a GPU in its memory and a quarter of its
+    share at most; those that have not been trained for longest are read again."""
     max_concurrent_clients: int = 0
     """Clients that train at one time; 0: one per CPU of the cluster."""
     wait_for_cpus: int = 0

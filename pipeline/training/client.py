@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +18,11 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.training.allocator import keep_freed_memory
 from anchorfl.pipeline.training.evaluation import Scoring
 from anchorfl.pipeline.training.local_training import FitResult, begin_fit, end_fit, local_steps
-from anchorfl.pipeline.training.row_cache import RowCache
+from anchorfl.pipeline.training.row_cache import MEGABYTE, RowCache
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.pipeline.training.secure_round import Masking, SecureRound
 from anchorfl.pipeline.training.side_by_side import Lanes, Work, returned
@@ -32,12 +34,17 @@ from anchorfl.tasks.metrics.scores import Scores
 CPU = torch.device("cpu")
 LANES = 4
 """Clients that train at once on a GPU (docs/speed.md, "On a GPU")."""
+CUDA_CONTEXT = 1 << 29
+"""Bytes of a GPU that CUDA takes for a process, about, beside all that torch allocates."""
+CACHED_SHARE = 0.25
+"""Part of a process's share of a GPU that clients' rows may take."""
 MESSAGE_ROWS = 1 << 13
 """Rows at a time from which a client makes its message before round 1."""
 
 
 def device_for(gpus: float, *, must: bool = False) -> torch.device:
-    """Return the device of a process with this GPU share, which on a GPU limits itself to its part of the memory.
+    """Return the device of a process with this GPU share, which on a GPU limits itself to its part of the memory: what
+    torch allocates, to that part less ``CUDA_CONTEXT``. InputError where that leaves less than as much again.
 
     Float32 then is float32 in convolutions, too (cuDNN's default rounds their factors to 10 bits), and their sums have
     one order, so that a seed gives one result. must: InputError where there is no GPU; otherwise the CPU, since Ray's
@@ -50,10 +57,27 @@ def device_for(gpus: float, *, must: bool = False) -> torch.device:
             f"cluster: {gpus:g} of a GPU is asked for, but this torch ({torch.__version__}) sees none: set client_gpus"
             " and server_gpus to 0, or install torch for CUDA"
         )
+    total = torch.cuda.get_device_properties(0).total_memory
+    part = min(1.0, gpus) * total
+    if part < 2 * CUDA_CONTEXT:
+        raise InputError(
+            f"cluster: {gpus:g} of this GPU is {part / 2**30:.2f} GiB, of which CUDA takes about half a GiB for each"
+            f" process: set client_gpus to {math.ceil(200 * CUDA_CONTEXT / total) / 100:g} or more"
+        )
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
-    torch.cuda.set_per_process_memory_fraction(min(1.0, gpus))
+    torch.cuda.set_per_process_memory_fraction((part - CUDA_CONTEXT) / total)
     return torch.device("cuda")
+
+
+def cached_megabytes(options: ClusterOptions, device: torch.device) -> float:
+    """Return how much memory clients' rows may take on a device: ``client_cache_mb``, and on a GPU no more than
+    ``CACHED_SHARE`` of what the process may allocate.
+    """
+    if device == CPU or not torch.cuda.is_available():
+        return options.client_cache_mb
+    limit = torch.cuda.get_per_process_memory_fraction() * torch.cuda.get_device_properties(0).total_memory
+    return min(options.client_cache_mb, CACHED_SHARE * limit / MEGABYTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +112,7 @@ class ClientRunner:
         self.models = {0: self.model}
         self.lanes = Lanes(1 if device == CPU else LANES)
         """Clients that train at once."""
-        self.rows = RowCache(run_spec.experiment.cluster.client_cache_mb)
+        self.rows = RowCache(cached_megabytes(run_spec.experiment.cluster, device))
         self.cached_scores: dict[object, dict[str, Scores]] = {}
 
     def fit(
@@ -113,6 +137,10 @@ class ClientRunner:
             call = begun.popleft()
             if isinstance(result, PreparedDataError):
                 raise result
+            if isinstance(result, torch.OutOfMemoryError):  # the next attempt has all the room that there is
+                self.rows.clear()
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
             yield call, result
 
     def _fit(self, round_: int, call: FitCall, lane: int) -> Generator[None, None, FitResult[Any]]:

@@ -59,6 +59,11 @@ class RowCache:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def clear(self) -> None:
+        """Forget all."""
+        while self._slabs:
+            self._drop()
+
     def get(self, client: int, read: Callable[[], ClientRows]) -> ClientRows:
         """Return a client's card and rows, by ``read`` where they are not cached."""
         if client in self._rows:
