@@ -47,6 +47,10 @@ class ClusterOptions:
     again, with the same bits."""
     keep_checkpoints: int = 2
     """Checkpoints that are kept: where the last one is damaged, a run goes on from the one before."""
+    memories: str = ""
+    """Where client actors write what clients keep between rounds, so that it passes through neither the driver nor its
+    checkpoints, which hold a number for each: a folder that all nodes see, by its absolute path, or ``s3://bucket/...``;
+    empty: checkpoints hold it all."""
     py_modules: str = ""
     """Code that a running cluster's nodes do not have installed, such as a plug-in's: folders or .whl files of this
     machine, with commas between them, which Ray sends to its workers."""
@@ -65,8 +69,11 @@ class ClusterOptions:
         return self.executor != "serial" and not self.uses_ray
 
     def __post_init__(self) -> None:
-        if self.backup:
-            object_store.check_location(self.backup, "cluster.backup")
+        for name in ("backup", "memories"):
+            if location := getattr(self, name):
+                object_store.check_location(location, f"cluster.{name}")
+        if self.memories and not self.uses_ray:
+            raise ValueError("cluster.memories is for client actors: set cluster.executor to 'ray', or leave it out")
         for name in (
             "clients_per_actor", "client_cache_mb", "max_concurrent_clients", "wait_for_cpus", "wait_for_gpus",
             "wait_minutes",

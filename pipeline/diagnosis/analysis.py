@@ -14,6 +14,7 @@ from anchorfl.pipeline.algorithm.optimizers import without_moments
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.execution.executor import server_of
+from anchorfl.pipeline.execution.kept_memories import KeptMemories
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.round_loop import MEMORY, STATE
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
@@ -38,6 +39,8 @@ class Analysis:
     run_spec: RunSpec
     last: Checkpoint
     """The last completed round."""
+    kept: KeptMemories | None = None
+    """Where clients' memories are; None: in the checkpoint."""
     _rows: dict[int, ClientData] = field(default_factory=dict)
 
     @cached_property
@@ -78,7 +81,8 @@ class Analysis:
 
     def memory(self, client: int) -> Tensors:
         """Return the client's memory after the last completed round; empty where it was never selected."""
-        return self.last.parts.get(f"{MEMORY}{client:05d}", {})
+        kept = self.last.parts.get(f"{MEMORY}{client:05d}", {})
+        return kept if self.kept is None else self.kept.get(client, kept)
 
     def lasting(self, client: int) -> Tensors:
         """Return ``memory`` without the moments of optimizers: what the method keeps at the client (FedRep's head)."""
@@ -127,6 +131,8 @@ def open_analysis(folder: Path, log: Log, places: Mapping[str, str] | None = Non
     experiment = read_own_experiment(folder, places or {})
     if experiment.method.evaluate_on == "clients":
         raise InputError(f"{folder}: {experiment.method.name} {NO_MODEL}: there is none to diagnose")
+    if experiment.task.sites:
+        raise InputError(f"{folder}: its clients' rows are at their sites, and a diagnosis reads them")
     last = Checkpoints(folder).load()
     if last is None:
         raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
@@ -138,4 +144,5 @@ def open_analysis(folder: Path, log: Log, places: Mapping[str, str] | None = Non
                 f"{folder}: the data here are not those that it was trained on ({name} differs):"
                 " name the same raw files with $ANCHORFL_DATA"
             )
-    return Analysis(folder, run_spec, last)
+    memories = experiment.cluster.memories
+    return Analysis(folder, run_spec, last, kept=KeptMemories(memories, run_spec) if memories else None)

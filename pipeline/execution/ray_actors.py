@@ -18,7 +18,7 @@ from anchorfl.pipeline.algorithm.exact_sums import Grid
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, FitMetrics
 from anchorfl.pipeline.execution.executor import NEXT
-from anchorfl.pipeline.execution.site_memory import SiteMemory
+from anchorfl.pipeline.execution.kept_memories import KeptMemories
 from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
 from anchorfl.pipeline.training.errors import fault_kind
 from anchorfl.pipeline.training.gathering import Gathering, Part
@@ -159,10 +159,10 @@ class ClientActor:
     """The process of one client, or of several that take turns; of one run, or of several that share it."""
 
     def __init__(self, gpus: float, pinned: bool = False) -> None:
-        """pinned: it is at the site of its client, and what that keeps, and what went wrong, stays there."""
+        """pinned: it is at the site of its client, and what went wrong stays there."""
         one_thread()
         self.device, self.pinned = device_for(gpus), pinned
-        self.memories: dict[str, SiteMemory] = {}
+        self.memories: dict[str, KeptMemories | None] = {}
         self.without_gpu = gpus > 0 and self.device.type == "cpu"
         self.runners: dict[str, ClientRunner] = {}
         self._broadcast: tuple[str, int, Any] = ("", -1, None)  # run, round, what is sent in it
@@ -176,8 +176,7 @@ class ClientActor:
         if run not in self.runners:
             spec: RunSpec = ray.get(run_spec[0])
             self.runners[run] = ClientRunner(spec, self.device)
-            if self.pinned:
-                self.memories[run] = SiteMemory(spec)
+            self.memories[run] = KeptMemories.of(spec)
 
     def ping(self) -> None:
         """Answer: a process that dies in the next call was alive before it."""
@@ -225,7 +224,8 @@ class ClientActor:
                 whole[client] = messages.pack(result.update, copy=False)
             else:
                 gathering.add(client, result.update)
-            kept = self.memories[run].put(client, round_, result.memory) if self.pinned else result.memory
+            keeps = self.memories[run]
+            kept = keeps.put(client, round_, result.memory) if keeps is not None else result.memory
             new_memories[index] = messages.pack(kept, copy=False)
             metrics.append(FitMetrics(result.loss, result.seconds, *sizes))
         node = ray.get_runtime_context().get_node_id()
@@ -233,9 +233,9 @@ class ClientActor:
         summed = packed(gathering.part())
         return replace(summed, whole={**summed.whole, **whole}), *new_memories, reply
 
-    def _memory(self, run: str, client: int, packed: messages.Packed | None) -> dict[str, Any]:
-        memory: dict[str, Any] = _unpack(packed)
-        return self.memories[run].get(client, memory) if self.pinned else memory
+    def _memory(self, run: str, client: int, packed: messages.Packed | None) -> Any:
+        memory, keeps = _unpack(packed), self.memories[run]
+        return keeps.get(client, memory) if keeps is not None else memory
 
     def _gathering(self, run: str, grid: Grid | None) -> Gathering:
         """Return sums over the clients of a call, none yet, in memory that is used again."""
@@ -257,11 +257,13 @@ class ClientActor:
         run: str,
         run_spec: list[Any],
         broadcast: Broadcast,
-        memory: messages.Packed | None,
+        client: int,
+        packed: messages.Packed | None,
         splits: Sequence[str],
     ) -> dict[str, Scores]:
         self.open(run, run_spec)
-        return self.runners[run].scores(messages.unpack(broadcast.sent), _unpack(memory), splits)
+        memory = self._memory(run, client, packed)
+        return self.runners[run].scores(messages.unpack(broadcast.sent), memory, splits)
 
     def initial_message(self, run: str, run_spec: list[Any], client: int) -> messages.Packed:
         self.open(run, run_spec)

@@ -20,6 +20,7 @@ from anchorfl.pipeline.cluster.layout import layout
 from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Cohort, Failure, RoundOutcome
 from anchorfl.pipeline.execution.executor import NEXT, OnProgress, scored_as
+from anchorfl.pipeline.execution.kept_memories import KeptMemories
 from anchorfl.pipeline.execution.ray_actors import CallReply
 from anchorfl.pipeline.execution.ray_errors import (
     cause_of,
@@ -332,7 +333,7 @@ class RayExecutor:
 
         def score(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
             memory, run_spec = self.memories.get(clients[0]), self.actor_pool.run_specs[self.run]
-            return [actor.scores.remote(self.run, run_spec, broadcast, memory, list(splits))]
+            return [actor.scores.remote(self.run, run_spec, broadcast, clients[0], memory, list(splits))]
 
         alone = self._dispatch(several=False)
         each = {call.clients[0]: scores for call, scores in self._replies(cohort, alone, score, {})}
@@ -345,7 +346,8 @@ class RayExecutor:
         return out
 
     def memory(self, client: int) -> Tensors:
-        return self.memory_later(client)()
+        kept, places = self.memory_later(client)(), KeptMemories.of(self.run_spec)
+        return kept if places is None else places.get(client, kept)
 
     def memory_later(self, client: int) -> Callable[[], Tensors]:
         ref = self.memories.get(client)

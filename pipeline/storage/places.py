@@ -30,6 +30,7 @@ PLACES: Mapping[str, str] = {
     "tracking.uri": "MLFLOW_TRACKING_URI",
     "cluster.address": "RAY_ADDRESS",
     "cluster.backup": "",
+    "cluster.memories": "",
     "task.root": "ANCHORFL_DATA",
     "task.cache": "ANCHORFL_CACHE",
     "task.file": "",
