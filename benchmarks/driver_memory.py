@@ -44,7 +44,8 @@ class Peak(threading.Thread):
 def one(clients: int, width: int, folder: Path, memories: bool) -> None:
     """Run with so many clients, and report."""
     options = {
-        "task.clients": clients, "federation.clients_per_round": clients, "federation.epochs": 1, "model.width": width,
+        "task.partition": "iid", "task.clients": clients, "federation.clients_per_round": clients,
+        "federation.epochs": 1, "model.width": width,
         "federation.rounds": ROUNDS, "optimizer.batch_size": 256, "cluster.executor": "ray", "tracking.uri": "none",
         "cluster.checkpoint_every": 1, "evaluation.test": "never",
         "cluster.memories": str(folder.parent / "memories") if memories else "",

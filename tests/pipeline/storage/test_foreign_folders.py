@@ -176,7 +176,8 @@ def test_every_option_that_is_a_text_is_a_place_or_known_to_be_none(experiment):
         "task.split_column",
     }
     words = {"task.variant", "task.label_separator", "tracking.experiment", "tracking.run_name", "tracking.register"}
-    words |= {"task.client_classes"}  # whose file is read when a run begins: a record holds its JSON, or is refused
+    # names; and class sets, whose file is read when a run begins: a record holds its JSON, or is refused
+    words |= {"task.sites", "task.client_classes"}
     assert texts - columns - words == {option for option in PLACES if option not in ("tracking.uri", *CODE)}
 
 
