@@ -110,6 +110,7 @@ class FederationOptions:
             for name, bad, hint in (
                 ("aggregation", self.aggregation != "mean", "to 'mean': any other looks at single updates"),
                 ("batched_clients", self.batched_clients, "to False: it makes no updates"),
+                ("backup_fraction", bool(self.backup_fraction), "to 0: stand-ins that are not asked count as lost"),
             ):
                 if bad:
                     raise ValueError(f"federation.secure_aggregation: set federation.{name} {hint}")

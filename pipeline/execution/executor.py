@@ -157,7 +157,7 @@ class SerialExecutor(InProcess):
         self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()
     ) -> RoundOutcome:
         broadcast = self.server.broadcast(round_)
-        secure = self.server.secure_round(round_, [*selected, *backup_clients])
+        secure = self.server.secure_round(round_, selected)
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
         memories: dict[int, Tensors] = {}
         while True:

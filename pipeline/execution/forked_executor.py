@@ -158,7 +158,7 @@ class ForkedExecutor(InProcess):
         sent = self.server.broadcast(round_)
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
         cohort.waiting = self.dispatch.ordered(selected)
-        secure = self.server.secure_round(round_, [*selected, *backup_clients])
+        secure = self.server.secure_round(round_, selected)
         return _Pending(round_, cohort, self._share(sent), messages.nbytes(sent), self.server.grid(round_), secure)
 
     def _share(self, sent: object) -> Placed:

@@ -94,9 +94,7 @@ class RayExecutor:
         return None
 
     def _begin(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int]) -> PendingRound:
-        broadcast, size, grid = self.server.broadcast.options(num_returns=3).remote(
-            self.run, round_, [*selected, *backup_clients]
-        )
+        broadcast, size, grid = self.server.broadcast.options(num_returns=3).remote(self.run, round_, selected)
 
         def fit(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
             inputs = [self.memories.get(c) for c in clients]
