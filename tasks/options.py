@@ -29,7 +29,8 @@ class TaskOptions:
     name: str = "digits"
     """Name of the data set, a key of ``anchorfl.tasks.registry.TASKS``."""
     root: str = ""
-    """Folder of the raw files; empty: ``$ANCHORFL_DATA/<folder of the data set>``, then ``$ANCHORFL_DATA`` itself."""
+    """Folder of the raw files, or its address (``s3://bucket/folder``, ``gs://...``), from which they are brought once;
+    empty: ``$ANCHORFL_DATA/<folder of the data set>``, then ``$ANCHORFL_DATA`` itself."""
     cache: str = ""
     """Folder for prepared data, or its address (``s3://bucket/folder``, ``gs://...``) for nodes that share no disk;
     empty: ``$ANCHORFL_CACHE``, else ``~/.cache/anchorfl``."""

@@ -20,6 +20,7 @@ from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.decompression import check_growth
 from anchorfl.tasks.files.regular_files import regular
+from anchorfl.tasks.files.remote_root import root_of
 from anchorfl.tasks.files.remote_table import table_path
 from anchorfl.tasks.files.sources import SOURCES
 from anchorfl.tasks.options import TaskOptions
@@ -195,7 +196,7 @@ def _candidate_folders(task: Task, options: TaskOptions) -> tuple[Path, ...]:
     if options.file:
         return (table_path(options).parent,)
     if options.root:
-        return (Path(options.root).expanduser(),)
+        return (root_of(options),)
     data = os.environ.get("ANCHORFL_DATA", "")
     return (Path(data).expanduser() / task.folder, Path(data).expanduser()) if data else ()
 

@@ -21,6 +21,7 @@ from filelock import FileLock
 from anchorfl.tasks.errors import InputError, first_line
 from anchorfl.tasks.files.decompression import check_growth
 from anchorfl.tasks.files.folders import cache_root
+from anchorfl.tasks.files.remote_root import root_of
 from anchorfl.tasks.options import TaskOptions
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def table_path(options: TaskOptions) -> Path:
     Raises InputError where it cannot be fetched.
     """
     if "://" not in options.file:
-        return Path(options.root).expanduser() / Path(options.file).expanduser()
+        return root_of(options) / Path(options.file).expanduser()
     scheme, _, rest = options.file.partition("://")
     name = rest.rpartition("/")[2]
     if scheme not in EXTRAS:

@@ -18,6 +18,7 @@ from anchorfl.tasks.arrays.arrow import Column
 from anchorfl.tasks.contract import Columns, LabelKind
 from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.raw_files import open_text
+from anchorfl.tasks.files.remote_root import root_of
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.cell_types import all_images, check_cells
 from anchorfl.tasks.tabular.image_folder import CLASS, PATH, SPLIT
@@ -299,7 +300,7 @@ def read_class_names(path: Path) -> tuple[list[str], list[str]]:
 
 def option_path(text: str, options: TaskOptions) -> Path:
     """Return a path that an option names: below ``root`` where that is given."""
-    return Path(options.root).expanduser() / Path(text).expanduser()
+    return root_of(options) / Path(text).expanduser()
 
 
 SEPARATORS = ";|,"
