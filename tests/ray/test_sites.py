@@ -169,7 +169,7 @@ def test_what_a_client_keeps_stays_at_its_site(cluster, tables):
     assert sizes
     assert max(sizes.values()) < 500, "a number, and no tensors of the network's size"
     for site, node in nodes.items():
-        kept = list(_disk_of(node, disk).glob("cache/memories/*/*"))
+        kept = list(_disk_of(node, disk).glob("cache/memories/*/*/*"))
         assert len(kept) >= 1, site
         assert min(path.stat().st_size for path in kept) > 5000
 
