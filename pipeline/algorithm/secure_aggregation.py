@@ -217,7 +217,7 @@ def _pair_seed(mine: X25519PrivateKey, keys: Keys, other: int) -> bytes:
 
 
 def digest(keys: Keys) -> bytes:
-    """Return what tells the keys of a round from all others."""
+    """Return the sha256 of the keys of a round, with whose they are."""
     return hashlib.sha256(b"".join(client.to_bytes(8, "big") + keys[client] for client in sorted(keys))).digest()
 
 

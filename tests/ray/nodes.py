@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,15 @@ from pathlib import Path
 from tests.processes import free_port
 
 LOG = "start.log"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment(disk: Path) -> dict[str, str]:
+    """Return the environment of nodes on loopback with their cache on this disk, and no service of the user's in it."""
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(disk / "cache")}
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "ANCHORFL_DATA", "MLFLOW_TRACKING_URI"):
+        env.pop(name, None)
+    return env | {"RAY_AUTH_MODE": "disabled"}
 
 
 @dataclass

@@ -6,7 +6,6 @@ stands for a bucket.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -19,10 +18,9 @@ import pytest
 from PIL import Image
 
 from tests.processes import MAIN, checksum_of, end, free_port
-from tests.ray.nodes import LOG, Node, start_node, wait_for_start
+from tests.ray.nodes import LOG, Node, environment, start_node, wait_for_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]
-ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"')
 """Before a folder and a command: runs the command where that folder is empty, and nobody else's."""
 
@@ -38,11 +36,7 @@ def head():
         tried = subprocess.run([*HIDDEN, str(disk), "true"], capture_output=True, text=True, check=False)
         if tried.returncode:
             pytest.skip(f"no mount namespaces here: {tried.stderr.strip()}")
-        env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(disk / "cache")}
-        for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "ANCHORFL_DATA", "MLFLOW_TRACKING_URI"):
-            env.pop(name, None)
-        env["RAY_AUTH_MODE"] = "disabled"  # on loopback
-        port = free_port()
+        env, port = environment(disk), free_port()
         address, here = f"127.0.0.1:{port}", Node((), "127.0.0.1")
         words = ("--head", "--port", str(port), "--num-cpus", "0", "--include-dashboard", "false")
         running = {folder / "h" / LOG: start_node(here, env, folder / "h", *words)}

@@ -6,7 +6,6 @@ Needs Linux and root (``unshare --mount``, ``/proc/PID/mem``). All share this ma
 from __future__ import annotations
 
 import csv
-import os
 import re
 import shutil
 import subprocess
@@ -23,10 +22,9 @@ import pytest
 
 from anchorfl.tasks.ingest.prepared import Prepared
 from tests.processes import MAIN, checksum_of, end, free_port
-from tests.ray.nodes import LOG, Node, start_node, wait_for_start
+from tests.ray.nodes import LOG, Node, environment, start_node, wait_for_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]
-ROOT = Path(__file__).resolve().parents[2]
 OWN = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && cp "$1" "$0/notes.csv" && shift && exec "$@"')
 """Before the folder of the head's disk, a table and a command: runs the command where that folder holds the table
 alone, as nobody else sees it."""
@@ -68,11 +66,7 @@ def cluster():
         tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True, check=False)
         if tried.returncode:
             pytest.skip(f"no mount namespaces here: {tried.stderr.strip()}")
-        env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(disk / "cache")}
-        for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "ANCHORFL_DATA", "MLFLOW_TRACKING_URI"):
-            env.pop(name, None)
-        env["RAY_AUTH_MODE"] = "disabled"  # on loopback
-        port = free_port()
+        env, port = environment(disk), free_port()
         address = f"127.0.0.1:{port}"
         words = ("--head", "--port", str(port), "--num-cpus", "0", "--include-dashboard", "false")
         head = start_node(Node((), "127.0.0.1"), env, folder / "h", *words)

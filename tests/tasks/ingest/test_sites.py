@@ -177,7 +177,7 @@ def test_classes_are_given_or_drawn_as_in_one_place(near, more, classes):
     assert list(there.manifest.classes) == (classes or list(here.manifest.classes))
     for client, known in enumerate(there.manifest.counts):
         assert {class_ for class_, _ in known} <= set(there.manifest.classes[client])
-        assert known == here.manifest.counts[client], "and no card tells of the others"
+        assert known == here.manifest.counts[client], "and no card names the others"
     held = there.class_histogram()
     assert set(zip(held.client_H.tolist(), held.class_H.tolist(), strict=True)) == {
         (client, class_) for client, known in enumerate(there.manifest.counts) for class_, _ in known
