@@ -139,13 +139,10 @@ class Participant:
         return agreed(self._message_key, keys[other][:SECRET_BYTES], purpose)
 
 
-def unmasked(
-    total_P: Words, keys: Keys, answered: Collection[int], revealed: Mapping[int, Mapping[int, bytes]]
-) -> Words:
+def unmasked(total_P: Words, keys: Keys, answered: Collection[int], revealed: Revealed) -> Words:
     """Return the sum of the values of those who answered, out of the sum of what they sent: the server's half.
 
-    ValueError where fewer than the threshold did, or a
-    share is false.
+    ValueError where fewer than the threshold revealed their shares, or one of those is false.
     """
     threshold = threshold_of(len(keys))
     if len(revealed) < threshold:

@@ -67,7 +67,7 @@ class FederationOptions:
     any merge; 0: off."""
     secure_aggregation: bool = False
     """The server learns the sum of the clients' updates and none of them (docs/secure-aggregation.md): each comes under
-    masks that cancel in the sum, with the same bits. Every client that answers must be one of more than half."""
+    masks that cancel in the sum, with the same bits. More than half of a round's clients must answer."""
     dp_noise: float = 0.0
     """Differential privacy of clients (docs/client-privacy.md): deviation of the Gaussian noise on the sum of their
     steps, in units of ``clip_norm``, which bounds them; 0: none."""

@@ -42,7 +42,7 @@ from anchorfl.pipeline.execution.scheduler import (
 from anchorfl.pipeline.training.errors import LostError, QuorumError, RejectedError
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.run_spec import RunSpec
-from anchorfl.tasks.errors import PreparedDataError, first_line
+from anchorfl.tasks.errors import InputError, PreparedDataError, first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -70,6 +70,8 @@ class RayExecutor:
         sites = experiment.task.site_resources
         self.actor_pool = actor_pool or ActorPool(layout(experiment.cluster, experiment.task.clients, sites))
         self.layout = self.actor_pool.layout
+        if self.layout.sites != sites:
+            raise InputError("task.sites: shared actors, as a sweep's trials have, are pinned to no site: run it alone")
         self.rows = run_spec.data().cards().rows
         self.dispatch = self._dispatch(several=not experiment.federation.deadline and not sites)
         self._next: PendingRound | None = None

@@ -123,6 +123,9 @@ class MaskedSum:
         """Add what a client sent. Return why that cannot be; '' where it was."""
         if client not in self.secure.keys:
             return "it gave no keys for this round"
+        kinds = {t.dtype for _, t in messages.tensors(update.terms)}
+        if kinds != {torch.int64}:
+            return f"it holds {', '.join(sorted(map(str, kinds))) or 'nothing'}, and no whole numbers"
         if self._total_P is None:
             self._form, self._total_P = update.terms, _joined(update.terms)
         elif fault := messages.shape_mismatch(update.terms, self._form):

@@ -152,6 +152,16 @@ does not see the destination; then where the rows are.
 """
 
 
+def numbered(table: Table, number_B: Ints) -> Table:
+    """Return encoded rows with these numbers in place of their ids."""
+    return table.set_column(table.column_names.index("row"), "row", pa.array(number_B))
+
+
+def with_owner(table: Table, owner_B: Ints) -> Table:
+    """Return rows with their owners."""
+    return table.append_column("owner", pa.array(owner_B, pa.int64()))
+
+
 def kept_columns(table: Table) -> list[str]:
     """Return the columns that encoding leaves as they are."""
     return [name for name in ("row", "labels", "known") if name in table.column_names]

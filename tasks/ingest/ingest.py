@@ -38,7 +38,7 @@ from anchorfl.tasks.ingest.cache_folder import cache_folder
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.destination import Destination
 from anchorfl.tasks.ingest.encoded_before import encoded_before, inputs_digest
-from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, set_normalization
+from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, numbered, set_normalization, with_owner
 from anchorfl.tasks.ingest.input_spec import check_fits, given_spec
 from anchorfl.tasks.ingest.manifest import Summary
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -51,7 +51,7 @@ from anchorfl.tasks.ingest.raw_table import (
     restrict_validation_labels,
 )
 from anchorfl.tasks.ingest.reader_digest import reader_digest
-from anchorfl.tasks.ingest.row_numbers import positions_of, renumber_plan, row_numbers
+from anchorfl.tasks.ingest.row_numbers import in_order, positions_of, renumber_plan, row_numbers
 from anchorfl.tasks.ingest.rows_files import first_owners, rows_file
 from anchorfl.tasks.ingest.sites import prepare_at_sites
 from anchorfl.tasks.options import TaskOptions
@@ -163,8 +163,7 @@ def _build(
     histogram = ClassHistogram.of(labels.take(rows) for rows in rows_O[: len(plan.clients)])
     payload = table.select([*kept_columns(table), task.payload])
     del table
-    number_N = np.empty_like(row_N)
-    number_N[np.argsort(row_N, kind="stable")] = row_numbers(raw, len(row_N))
+    number_N = in_order(row_N, row_numbers(raw, len(row_N)))
     position_of = positions_of(row_N)
     plan = renumber_plan(plan, lambda row_B: number_N[position_of(row_B)])
     summary = Summary(
@@ -252,9 +251,9 @@ def _run_local(job: Encoding, table: Table, number_N: Ints, rows_O: list[Ints]) 
     chunks = Chunks.of(table)
     for file, (start, end) in enumerate(pairwise(job.first_F1.tolist())):
         index_B = np.concatenate(rows_O[start:end])
-        encoded = _numbered(job.encode(chunks.take(index_B)), number_N[index_B])
+        encoded = numbered(job.encode(chunks.take(index_B)), number_N[index_B])
         owner_B = np.repeat(np.arange(start, end), [len(rows) for rows in rows_O[start:end]])
-        yield job.write(_owned(encoded, owner_B), file)
+        yield job.write(with_owner(encoded, owner_B), file)
 
 
 def _run_ray(job: Encoding, table: Table, row_N: Ints, number_N: Ints, owned: Owners) -> Iterator[Table]:
@@ -329,16 +328,6 @@ def _files_are_here_alone(task: Task, table: Table, log: Log) -> bool:
     return bool(blind)
 
 
-def _numbered(table: Table, number_B: Ints) -> Table:
-    """Return encoded rows with these numbers in place of their ids."""
-    return table.set_column(table.column_names.index("row"), "row", pa.array(number_B))
-
-
-def _owned(table: Table, owner_B: Ints) -> Table:
-    """Return rows with their owners."""
-    return table.append_column("owner", pa.array(owner_B, pa.int64()))
-
-
 def _parts_by_file(table: Table, lookup: Any, job: Encoding) -> list[Table] | Table:
     """Return for every file a table with one row for every owner there of every row, with numbers in place of ids."""
     row_N, order_N, number_N, owned = lookup
@@ -346,7 +335,7 @@ def _parts_by_file(table: Table, lookup: Any, job: Encoding) -> list[Table] | Ta
     entry, offset_B1 = ragged_take(owned.offset_N1, index_B)
     index, owner = np.repeat(np.arange(len(index_B)), np.diff(offset_B1)), owned.owner_E[entry]
     by_owner = np.argsort(owner, kind="stable")
-    table = _owned(_numbered(table, number_N[index_B]).take(index[by_owner]), owner[by_owner])
+    table = with_owner(numbered(table, number_N[index_B]).take(index[by_owner]), owner[by_owner])
     start_F1 = np.searchsorted(owner[by_owner], job.first_F1).tolist()
     parts = [table.slice(start, end - start) for start, end in pairwise(start_F1)]
     return parts if len(parts) > 1 else parts[0]
@@ -354,7 +343,7 @@ def _parts_by_file(table: Table, lookup: Any, job: Encoding) -> list[Table] | Ta
 
 def _write_file(file: int, job: Encoding, nothing: Table, *parts: Table) -> Table:
     """Write the rows of a file, and return what there is to say of them. nothing: no encoded rows, for their schema."""
-    return job.write(pa.concat_tables([_owned(nothing, np.zeros(0, np.int64)), *parts]), file)
+    return job.write(pa.concat_tables([with_owner(nothing, np.zeros(0, np.int64)), *parts]), file)
 
 
 def _check_ray() -> None:

@@ -39,6 +39,13 @@ def row_places(raw_digest: str, rows: int) -> Ints:
     return place_N
 
 
+def in_order(row_N: Ints, value_N: Ints) -> Ints:
+    """Return the value of every row. value_N: in ascending order of the rows' ids."""
+    out_N = np.empty(len(row_N), dtype=np.int64)
+    out_N[np.argsort(row_N, kind="stable")] = value_N
+    return out_N
+
+
 def positions_of(id_N: Ints) -> Callable[[Ints], Ints]:
     """Return what gives the positions of ids among these, which are all different."""
     if (np.diff(id_N) == 1).all():  # as most data sets number their rows: no search

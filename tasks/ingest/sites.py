@@ -31,14 +31,14 @@ from anchorfl.tasks.ingest.account import make_manifest, publish, write_account
 from anchorfl.tasks.ingest.cache_folder import cache_folder, data_digest
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.destination import Destination
-from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, set_normalization
+from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, numbered, set_normalization, with_owner
 from anchorfl.tasks.ingest.input_spec import WHERE, check_fits, given_spec
 from anchorfl.tasks.ingest.manifest import CLIENTS, EXTENTS_FILE, MANIFEST, Summary
 from anchorfl.tasks.ingest.prepared import CLASS_COUNTS, PARTITION, Prepared
 from anchorfl.tasks.ingest.raw_digest import raw_digest
 from anchorfl.tasks.ingest.raw_table import read_rows
 from anchorfl.tasks.ingest.reader_digest import reader_digest
-from anchorfl.tasks.ingest.row_numbers import renumber_plan, row_numbers
+from anchorfl.tasks.ingest.row_numbers import in_order, renumber_plan, row_numbers
 from anchorfl.tasks.ingest.rows_files import rows_file
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.identified import identified
@@ -124,7 +124,7 @@ def prepare_at_sites(task: Task, options: TaskOptions, seed: int, log: Log) -> P
         test_N = pc.equal(table["split"], "test").to_numpy(zero_copy_only=False)
         owner_N = np.where(test_N, len(names), len(names) + 1)
         server = own.write(
-            _owned(own, table, _in_order(table["row"].to_numpy(), number_N[: table.num_rows]), owner_N), len(names)
+            _owned(own, table, in_order(table["row"].to_numpy(), number_N[: table.num_rows]), owner_N), len(names)
         )
         written = pa.concat_tables([*(part for part, _ in parts), server])
         summary = Summary(
@@ -142,6 +142,9 @@ def prepare_at_sites(task: Task, options: TaskOptions, seed: int, log: Log) -> P
         }
         sites.ask(_publish_there, [(building, str(folder), account)] * len(names))
         publish(building, folder)
+    except Exception:
+        sites.ask(_discard, [(building,)] * len(names))
+        raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
     log(f"{task.name}: prepared data written to {folder}, the rows of each site there")
@@ -194,7 +197,7 @@ def _plan(
     rule = replace(options, identified="held") if options.identified == "partition" else options
     clients = identified(clients, TrainingRows(labels, place_M, names), task, rule, seed)
     rows = [np.arange(start, end) for start, end in pairwise(start_M1)]
-    place_N = _in_order(table["row"].to_numpy(), np.arange(table.num_rows))
+    place_N = in_order(table["row"].to_numpy(), np.arange(table.num_rows))
     validation = np.sort(place_N[pc.equal(split, "validation").to_numpy(zero_copy_only=False)])
     return PartitionPlan(
         tuple(replace(client, rows=part) for client, part in zip(clients, rows, strict=True)), validation, seed
@@ -211,15 +214,7 @@ def _encoding(job: _Job, destination: Destination) -> Encoding:
 def _owned(encoding: Encoding, table: Table, number_N: Ints, owner_N: Ints) -> Table:
     """Return encoded rows with their numbers and owners."""
     encoded = encoding.encode(table.select([*kept_columns(table), encoding.task.payload]))
-    rows = encoded.set_column(encoded.column_names.index("row"), "row", pa.array(number_N))
-    return rows.append_column("owner", pa.array(owner_N, pa.int64()))
-
-
-def _in_order(row_N: Ints, number_N: Ints) -> Ints:
-    """Return the number of every row. number_N: in ascending order of the rows' ids."""
-    out_N = np.empty(len(row_N), np.int64)
-    out_N[np.argsort(row_N, kind="stable")] = number_N
-    return out_N
+    return with_owner(numbered(encoded, number_N), owner_N)
 
 
 def _histogram(known: Sequence[Table]) -> ClassHistogram:
@@ -252,12 +247,10 @@ def _is_prepared(folder: str, client: int) -> bool:
 def _write(job: _Job) -> tuple[Table, Table]:
     """Write a site's rows; return ``WRITTEN`` of it, and its rows of every class that it identifies."""
     table, labels = _rows_of_site(job.task, job.options)
-    for left in Path(job.building).parent.glob(f"{Path(job.building).name.rpartition('-')[0]}-*"):
-        shutil.rmtree(left)  # of an attempt that ended early
     os.makedirs(job.building)
     encoding = _encoding(job, Destination.of(job.building))
     numbers = row_numbers(job.raw, job.rows)[job.start : job.start + table.num_rows]
-    number_N = _in_order(table["row"].to_numpy(), numbers)
+    number_N = in_order(table["row"].to_numpy(), numbers)
     rows = _owned(encoding, table, number_N, np.full(table.num_rows, job.client))
     written = encoding.write(rows, job.client)
     at = written.column_names.index("positives")
@@ -276,6 +269,11 @@ def _publish_there(building: str, folder: str, account: dict[str, bytes]) -> Non
             destination.write(name, data)
     destination.close(MANIFEST, account[MANIFEST])
     publish(building, Path(folder))
+    _discard(building)  # left over after a lost race
+
+
+def _discard(building: str) -> None:
+    shutil.rmtree(building, ignore_errors=True)
 
 
 class _Sites:

@@ -258,7 +258,6 @@ def test_a_fault_of_a_row_is_said_at_its_site_alone(cluster, tables):
     theirs = _disk_of(nodes["north"], disk)
     bad = (theirs / "notes.csv").read_text() + "zqnorthsecret,not-a-kind-zq\n"
     (theirs / "bad.csv").write_text(bad)
-    shutil.copy(theirs.parent / disk.name / "notes.csv", theirs / "again.csv")
     (_disk_of(nodes["south"], disk) / "bad.csv").write_text((_disk_of(nodes["south"], disk) / "notes.csv").read_text())
     shutil.copy(disk / "notes.csv", disk / "bad.csv")
     words = [word.replace("notes.csv", "bad.csv") for word in at_sites(tables, "--federation.rounds", "1")]

@@ -19,7 +19,7 @@ from anchorfl.pipeline.execution.forked_executor import ForkedExecutor
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
-from anchorfl.pipeline.training.errors import QuorumError
+from anchorfl.pipeline.training.errors import QuorumError, RejectedError
 from anchorfl.pipeline.training.secure_round import MaskedUpdate
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError
@@ -160,8 +160,12 @@ def test_an_update_of_a_stranger_or_of_another_form_is_refused(experiment):
     server.collect(1, 0, MaskedUpdate(form))
     server.collect(1, 1, MaskedUpdate(other))
     server.collect(1, 3, MaskedUpdate(form))
-    with pytest.raises(Exception, match=r"client 1: tensor .* is torch.int64 \(4,\).*client 3: it gave no keys"):
-        server.aggregate(1, [0, 1, 3])
+    server.collect(1, 2, MaskedUpdate({}))
+    with pytest.raises(
+        RejectedError,
+        match=r"client 1: tensor .* is torch.int64 \(4,\).*client 3: it gave no keys.*client 2: it holds nothing",
+    ):
+        server.aggregate(1, [0, 1, 2, 3])
 
 
 # ---- The numbers under the masks.

@@ -132,6 +132,16 @@ def test_clients_are_those_of_the_rows_in_one_place(near, tmp_path):
     assert not [path for path in tmp_path.glob("cache*/.*") if path.is_dir()], "nothing half made is left"
 
 
+def test_a_preparation_that_fails_leaves_nothing(near, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(sites, "write_account", full)
+    with pytest.raises(OSError, match="no space left"):
+        near()
+    assert not [path for path in tmp_path.glob("cache*/.*") if path.is_dir()]
+
+
 def test_what_leaves_a_site_is_small_and_holds_no_row(near):
     near()
     for name, answer in Near.left:
