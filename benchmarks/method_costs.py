@@ -33,7 +33,9 @@ def main() -> None:
     """Print the table."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        methods = [name for name, m in METHODS.items() if name != "fedbm" and "single" in m.supports.kinds]
+        methods = [
+            name for name, m in METHODS.items() if name not in ("fedbm", "fedtsp") and "single" in m.supports.kinds
+        ]
         found = {method: sent(method, Path(folder) / method) for method in methods}
     print("| Method | Beside | Down | Up |\n|---|---|---|---|")
     for method, sides in found.items():

@@ -6,7 +6,7 @@ Each method trains three times in every topology: in peace; stopped before its s
 topology of the list; and with a SIGKILL in its second round: of one of its workers, whose clients train again, or of
 the one process, which is resumed. Prints a row per method with its checksum and in how many runs it came out, and names
 those in which it did not; exit code 1 where there are any. Clients take one local epoch; methods with one client per
-class have ten clients; FedBM does without a text encoder.
+class have ten clients; FedBM does without a text encoder, and FedTSP takes the small one of ``make encoder``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
@@ -41,6 +42,7 @@ from anchorfl.pipeline.run.assemble import from_words
 from anchorfl.pipeline.run.prepare import prepare_data
 from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.testing import without_pictures
+from benchmarks.minilm_concepts import PACKAGE
 
 TOPOLOGIES: Mapping[str, dict[str, object]] = {
     "one process": {"executor": "serial"},
@@ -70,6 +72,9 @@ def experiment_of(method: str, rounds: int) -> Experiment:
         words += " --task.partition one_class --task.clients 10"
     if method == "fedbm":
         words += " --method.lkcc False --method.concept_conditions False --method.cgde False"
+    if method == "fedtsp":
+        folder = import_module(PACKAGE).get_model_path()
+        words += f" --class_embeddings.encoder {folder} --class_embeddings.prompts the_digit_{{name}}"
     return from_words("digits/fedavg", words.split(), "anchorfl run", _quiet).experiment
 
 

@@ -39,7 +39,7 @@ class LabelEncoderSpec:
     normalize: bool
     """The vector of every prompt is brought to length 1 before the mean."""
     rank: int
-    """Rank of the adapters, at least 1."""
+    """Rank of the adapters, at least 1; 0 where nothing of the model is trained."""
 
 
 class LanguageHead(AnchorHead):

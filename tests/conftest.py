@@ -17,7 +17,7 @@ from anchorfl.pipeline.run.lifecycle import Result, run
 from anchorfl.pipeline.tracking import mlflow_store
 from anchorfl.tasks.synthetic import SYNTHETIC
 from anchorfl.testing import small_experiment, without_pictures
-from tests.made_concepts import with_concepts
+from tests.made_concepts import with_encoder
 from tests.runs import quiet
 
 
@@ -113,10 +113,11 @@ def s3(monkeypatch, _s3_server):
 
 SMALL = {
     "fedbm": {"cgde": False},
+    "fedtsp": {"prompt_length": 2, "prompt_steps": 2},
     "fedmlp": {"warm_up": 1, "positive_share": 0.2, "negative_share": 0.1},
 }
-"""Options of methods that do not fit the toys by their defaults: the generator makes images, and in three rounds of a
-few rows nothing would be tagged."""
+"""Options of methods that do not fit the toys by their defaults: the generator makes images, the tiny BERT reads 16
+tokens, and in three rounds of a few rows nothing would be tagged."""
 
 
 DRAW = lifecycle._draw
@@ -153,6 +154,6 @@ def experiment():
     def make(method="fedavg", task="", *, seed=1, options=None, **sections) -> Experiment:
         given = METHODS[method](**(SMALL.get(method, {}) | (options or {})))
         made = small_experiment(given, task, seed=seed, **sections)
-        return with_concepts(made) if made.method.head.concepts and not made.class_embeddings.encoder else made
+        return with_encoder(made)
 
     return make

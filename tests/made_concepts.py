@@ -1,4 +1,4 @@
-"""Class concepts that nobody encoded, for tests of methods that need some."""
+"""Class concepts that nobody encoded, and a text encoder made here, for tests of methods that need some."""
 
 from __future__ import annotations
 
@@ -12,8 +12,28 @@ from anchorfl.models.concepts import save_concepts
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.training.class_vectors import concept_request
 from anchorfl.tasks.registry import task_of
+from tests.tiny_bert import saved_bert
 
 WIDTH = 6
+
+
+def with_encoder(e: Experiment) -> Experiment:
+    """Give an experiment what its method asks of a text encoder, where it has none."""
+    if e.class_embeddings.encoder:
+        return e
+    if e.method.head.prompt_length is not None:
+        return with_texts(e)
+    return with_concepts(e) if e.method.head.concepts else e
+
+
+def with_texts(e: Experiment) -> Experiment:
+    """Give an experiment the tiny BERT, which knows the class names of its task."""
+    names = task_of(e.task).class_names
+    folder = Path(os.environ["ANCHORFL_CACHE"]) / f"bert-{e.task.name}"
+    if not folder.exists():
+        saved_bert(folder, words=sorted({name.lower() for name in names}))
+    embeddings = dataclasses.replace(e.class_embeddings, encoder=str(folder), prompts="a {name} | of {name} .")
+    return dataclasses.replace(e, class_embeddings=embeddings)
 
 
 def with_concepts(e: Experiment) -> Experiment:

@@ -21,6 +21,7 @@ from torch import Tensor
 from anchorfl.models.build import Head
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.label_encoder import encoded_once
+from anchorfl.models.prompted_texts import PromptedTexts
 from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, Weighting, mean_of
 from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term, means_of
 from anchorfl.pipeline.algorithm.optimizers import make, restore, state_of
@@ -66,6 +67,9 @@ class HeadSpec:
     """First value of a trained scale (``prototype`` and ``frame`` only)."""
     concepts: bool = False
     """The server needs what a text encoder makes of the class names (``ServerContext.concepts_CMD``)."""
+    prompt_length: int | None = None
+    """The server needs a text encoder that reads the class names behind prompts of so many vectors, which the method
+    trains (``ServerContext.texts``); None: it does not."""
 
     @property
     def named(self) -> bool:
@@ -121,6 +125,8 @@ class ServerContext:
     """Messages of all clients before round 1 (``Method.initial_message``), by id; in ``begin`` alone."""
     concepts_CMD: Tensor | None = None
     """Vectors of length 1 of M prompts with each class's concept (FedBM), where ``HeadSpec.concepts``."""
+    texts: PromptedTexts | None = None
+    """A frozen text encoder of the class names, on the server's device (FedTSP), where ``HeadSpec.prompt_length``."""
     spec: InputSpec | None = None
     """Kind and shape of an input."""
     workspace: Classifier | None = None

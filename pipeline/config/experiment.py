@@ -165,9 +165,11 @@ def redacted_tree(experiment: Experiment) -> dict[str, Any]:
 
 
 def uses_encoder(experiment: Experiment) -> bool:
-    """Return whether a run asks a text encoder: for class concepts, or for the class embeddings."""
+    """Return whether a run asks a text encoder: for class concepts, with trained prompts, or for class embeddings."""
     head, init = experiment.method.head, experiment.class_embeddings.init
-    return head.concepts or (head.named and head.semantic and init == "language_model")
+    return (
+        head.concepts or head.prompt_length is not None or (head.named and head.semantic and init == "language_model")
+    )
 
 
 def plugins_of(experiment: Experiment) -> dict[str, Any]:
@@ -179,8 +181,9 @@ def plugins_of(experiment: Experiment) -> dict[str, Any]:
         out["method"] = type(experiment.method)
     if network := find_network(experiment.model.network):
         out["network"] = network
-    if experiment.class_embeddings.lora_rank:
-        out["label_encoder"] = find_label_encoder(experiment.class_embeddings.encoder)
+    names = experiment.class_embeddings
+    if names.lora_rank or (experiment.method.head.prompt_length is not None and names.encoder):
+        out["label_encoder"] = find_label_encoder(names.encoder)
     elif uses_encoder(experiment) and (encoder := find_own_encoder(experiment.class_embeddings)):
         out["text_encoder"] = encoder
     name = "" if experiment.task.file else experiment.task.name

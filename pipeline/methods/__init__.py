@@ -41,6 +41,7 @@ HOME = {
     "fedrep": "fedrep:FedRep",
     "fedrod": "fedrod:FedROD",
     "fedrs": "fedrs:FedRS",
+    "fedtsp": "fedtsp:FedTSP",
     "flag": "flag:Flag",
     "moon": "moon:Moon",
     "scaffold": "scaffold:Scaffold",

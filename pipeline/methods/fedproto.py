@@ -1,6 +1,6 @@
 """FedProto (Tan et al., AAAI 2022): clients share the mean representations of their classes, and no weights.
 
-Facts, and where paper and codes differ: docs/methods/fedproto.md. Suffixes: N rows of the client, B rows of a
+Facts, and where paper and codes differ: docs/methods/fedproto.md. Suffixes: B rows of a
 micro-batch, C classes, K classes that the client has rows of, D width.
 """
 
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from anchorfl.models.classifier import Classifier
+from anchorfl.pipeline.algorithm.class_means import NAME as MEANS
+from anchorfl.pipeline.algorithm.class_means import class_means, means_term, with_means
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -24,7 +26,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
-from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means
 from anchorfl.pipeline.algorithm.parameters import PERSONAL, below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
@@ -82,12 +84,7 @@ class ProtoTrainer(ClientTrainer[ProtoState, ProtoUpdate]):
         return self.ctx.objective.loss(self.model.head(z_BD), batch) + self.lambda_ * gap_B.sum() / batch.denominator
 
     def update(self) -> ProtoUpdate:
-        data = self.ctx.data
-        z_ND, label_NC = self.ctx.infer(self.model, data), data.y_NC * data.known_NC
-        count_C = label_NC.double().sum(0)
-        held_C = count_C > 0
-        rows_KD = (label_NC[:, held_C].double().T @ z_ND.double()) / count_C[held_C, None]
-        return ProtoUpdate({}, rows_KD.to(z_ND.dtype), held_C)
+        return ProtoUpdate({}, *class_means(self.ctx, self.model))
 
     def memory(self) -> Tensors:
         return super().memory() | prefixed(PERSONAL, weights_of(self.model))
@@ -129,12 +126,7 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
         return ProtoTrainer(ctx, self.lambda_)
 
     def contribution(self, result: ClientResult[ProtoUpdate]) -> Contribution:
-        held_C, rows_KD = result.update.held_C, result.update.rows_KD
-        rows_CD = rows_KD.new_zeros(len(held_C), rows_KD.shape[1])
-        rows_CD[held_C] = rows_KD
-        return Contribution({"rows_CD": Term({"rows_CD": rows_CD}, held_C.double())})
+        return Contribution({MEANS: means_term(result.update.rows_KD, result.update.held_C)})
 
     def merge(self, state: ProtoState, means: Means, ctx: ServerContext) -> ProtoState:
-        before = {"rows_CD": state.rows_CD}
-        rows_CD = (before | means.rows("rows_CD", before))["rows_CD"]
-        return ProtoState({}, rows_CD, state.held_C | (means.weight["rows_CD"] > 0))
+        return ProtoState({}, *with_means(state.rows_CD, state.held_C, means))

@@ -72,6 +72,7 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
             _check_network(run_spec, run_spec.model())  # here, where an error is one line, and not in every worker
         except ValueError as error:
             raise InputError(str(error)) from error
+    run_spec.texts()  # likewise: it may not fit its sentences
     return run_spec
 
 

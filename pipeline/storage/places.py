@@ -49,7 +49,7 @@ PLACES: Mapping[str, str] = {
 CODE = "method.name", "model.network", "task.name"
 """Those whose code is run when a record is read."""
 ENCODER = "class_embeddings.encoder"
-"""Likewise, where it names a module, or its files count as those of ``hf:`` networks do (``lora_rank``)."""
+"""Likewise, where it names a module, or its files count as those of ``hf:`` networks do (``reads_encoder``)."""
 NAMES = *CODE, "tracking.trackers"
 """Those that are places where they name a module, and a name alone otherwise."""
 NO_PLACE = {"", "none", "auto"}
@@ -104,12 +104,22 @@ def check_own_code(tree: Mapping[str, Any], seal: str, record: Path, typed: Mapp
     """
     places = places_of(tree)
     named = {option: place for option, place in places.items() if option in CODE}
-    encoder, table = places.get(ENCODER, ""), tree.get("class_embeddings")
-    if names_encoder_code(encoder) or (encoder and isinstance(table, dict) and table.get("lora_rank")):
+    encoder = places.get(ENCODER, "")
+    if names_encoder_code(encoder) or (encoder and reads_encoder(tree)):
         named[ENCODER] = encoder
     code = {option: place for option, place in named.items() if typed.get(option) != place}
     if code and not _sealed(places, seal):
         raise _foreign(record, code)
+
+
+def reads_encoder(tree: Mapping[str, Any]) -> bool:
+    """Return whether the files of a text encoder count in the digest of a record: it is the label encoder, or FedTSP's.
+
+    tree: of which nothing is certain.
+    """
+    table, method = tree.get("class_embeddings"), tree.get("method")
+    adapted = isinstance(table, dict) and bool(table.get("lora_rank"))
+    return adapted or (isinstance(method, dict) and method.get("name") == "fedtsp")
 
 
 def _sealed(places: Mapping[str, str], seal: str) -> bool:

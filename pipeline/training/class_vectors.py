@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from anchorfl.models.concepts import ConceptRequest, check_available, load_concepts
+from anchorfl.models.label_encoder import LabelEncoderSpec
 from anchorfl.models.label_names import NameGraph, from_cooccurrence, random_vectors, read_table
 from anchorfl.models.language import from_language_model
 from anchorfl.models.start import StartError, read_start
@@ -17,6 +18,7 @@ from anchorfl.models.text_encoders import OwnEncoder
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for
 from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.networks import find_label_encoder
 from anchorfl.pipeline.config.text_encoders import find_own_encoder
 from anchorfl.pipeline.terminal import Log
 from anchorfl.tasks.errors import InputError
@@ -106,6 +108,8 @@ def check_encoder(experiment: Experiment) -> None:
     """Raise NamesError where the run will lack its text encoder, before its data are prepared; not where only the raw
     files say which classes there are.
     """
+    if experiment.method.head.prompt_length is not None and experiment.class_embeddings.encoder:
+        find_label_encoder(experiment.class_embeddings.encoder)
     names = task_of(experiment.task).class_names
     if not experiment.method.head.concepts or own_encoder(experiment):
         return
@@ -133,6 +137,15 @@ def concept_request(experiment: Experiment, class_names: tuple[str, ...]) -> Con
     options, own = experiment.class_embeddings, own_encoder(experiment)
     model = f"{own.name}, {own.version}" if own else options.encoder
     return ConceptRequest(words, prompts, model, options.pooling)
+
+
+def prompted_spec(experiment: Experiment, class_names: tuple[str, ...]) -> LabelEncoderSpec:
+    """Return what a text encoder with trained prompts is made from: words and templates are those of class concepts.
+    InputError where the options do not say, or the encoder is not on this machine.
+    """
+    options, request = experiment.class_embeddings, concept_request(experiment, class_names)
+    folder = find_label_encoder(options.encoder).files[0].parent
+    return LabelEncoderSpec(str(folder), request.words, request.prompts, options.pooling, options.normalize, 0)
 
 
 def own_encoder(experiment: Experiment) -> OwnEncoder | None:

@@ -13,10 +13,12 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.label_encoder import LabelEncoderSpec
 from anchorfl.models.lower_precision import use_bfloat16
 from anchorfl.models.onednn import use_onednn
+from anchorfl.models.prompted_texts import PromptedTexts
 from anchorfl.pipeline.algorithm.messages import checksum
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.networks import find_label_encoder, find_network
+from anchorfl.pipeline.training.class_vectors import prompted_spec
 from anchorfl.pipeline.training.local_training import TrainingSpec
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -48,6 +50,8 @@ class RunSpec:
         digests = {name: checksum({"vectors": value}) for name, value in vectors.items() if value is not None}
         if self.experiment.model.lora_rank or self.experiment.class_embeddings.lora_rank:
             digests["frozen_digest"] = checksum(frozen_of(self.model()))
+        if (texts := self.texts()) is not None:
+            digests["texts_digest"] = checksum(texts.state_dict())
         return digests
 
     def objective(self) -> Objective:
@@ -71,6 +75,15 @@ class RunSpec:
         if experiment.optimizer.precision == "bfloat16":
             use_bfloat16(model.encoder)
         return model
+
+    def texts(self) -> PromptedTexts | None:
+        """Return the text encoder whose prompts the server trains; None where the method has none. NamesError where it
+        cannot do this.
+        """
+        length = self.experiment.method.head.prompt_length
+        if length is None:
+            return None
+        return PromptedTexts(prompted_spec(self.experiment, self.data().manifest.class_names), length)
 
     def _label_encoder(self) -> LabelEncoderSpec | None:
         options = self.experiment.class_embeddings

@@ -72,6 +72,8 @@ class Server:
         self.objective = objective
         self.cards = data.cards()
         self.model = run_spec.model()
+        texts = run_spec.texts()
+        self.texts = None if texts is None else texts.to(device)
         self.scorer = self.model if device == CPU else run_spec.model().to(device)
         self.data = data
         first = SERVER_SPLITS if self.method.evaluate_on == "server" else ()
@@ -265,8 +267,8 @@ class Server:
         return ServerContext(
             self.model, self.cards, self.objective, self._validate,
             torch_rng(experiment.seed, "server", "round", round_), round_, experiment.federation.rounds,
-            concepts_CMD=self.run_spec.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
-            average=self.aggregator.average,
+            concepts_CMD=self.run_spec.concepts_CMD, texts=self.texts, spec=self.data.manifest.spec,
+            workspace=self.scorer, average=self.aggregator.average,
         )  # fmt: skip
 
     def _validate(self, weights: Tensors) -> Tensor:

@@ -31,7 +31,7 @@ VARIANTS = [(name, {}) for name in METHODS] + [
     ("fedproto", {"inference": "prototype"}),
     ("fedrep", {"evaluate_on": "clients", "head_epochs": 1}),
 ]
-SINGLE_LABEL = {"fedbm", "fedetf", "fedgela", "fednh", "fedproto", "fedrod"}
+SINGLE_LABEL = {"fedbm", "fedetf", "fedgela", "fednh", "fedproto", "fedrod", "fedtsp"}
 """Methods whose softmax has no counterpart where classes do not exclude each other."""
 MULTI_LABEL = {"fedlgt", "fedmlp"}
 """Methods that ask of each class by itself whether a row has it."""

@@ -228,6 +228,12 @@ SPACES: Mapping[str, MethodSpace] = {
         },
         warm_up=3,  # there are no prototypes before round 2
     ),
+    "fedtsp": MethodSpace(
+        {
+            "lambda_": Range(0.1, 20, "log", reason="weight of the text prototypes; the authors take 7 and 8"),
+            "prompt_lr": Range(1e-3, 0.1, "log", reason="a decade to both sides of the authors' 0.01"),
+        }
+    ),
     "fedprox": MethodSpace(
         {"mu": Range(1e-5, 1, "log", reason="the authors' list, .001 to 1, and the two smaller values of FedAlign")}
     ),

@@ -16,6 +16,7 @@ from anchorfl.pipeline.execution import executor as executors
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.training.run_spec import RunSpec
 from tests.pipeline.execution.pretended_cuda import CPU, CUDA, PretendedCuda
 from tests.runs import nobody, quiet
 
@@ -31,6 +32,10 @@ def census(experiment, method) -> dict[str, int]:
         patch.setattr(seeds, "torch", types.SimpleNamespace(Generator=device.generator, device=torch.device))
         patch.setattr(executors, "device_for", lambda gpus, must=False: CUDA if gpus else CPU)
         run_spec = make_run_spec(e, quiet)
+        texts = (
+            run_spec.texts()
+        )  # transformers fills some tensors behind torch's back, which the pretended device loses
+        patch.setattr(RunSpec, "texts", lambda _: texts)
         with device:
             executor = SerialExecutor(run_spec)
             for round_ in (1, 2):

@@ -57,6 +57,10 @@ RANGES = {
     "fedrep": {"head_epochs": ((0,), (-1,))},
     "fedrod": {"gamma": ((0.0,), (-0.1,))},
     "fedrs": {"alpha": ((0.0, 1.0), (-0.1, 1.1))},
+    "fedtsp": {
+        "lambda_": ((0.0,), (-0.1, math.nan)), "prompt_length": ((0,), (-1,)), "prompt_steps": ((1,), (0,)),
+        "prompt_lr": ((ABOVE,), (0.0,)),
+    },
     "moon": {"mu": ((0.0,), (-0.1,)), "tau": ((ABOVE,), (0.0,))},
     "scaffold": {"server_lr": ((ABOVE,), (0.0,))},
     OptimizerOptions: {

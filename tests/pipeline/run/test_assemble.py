@@ -27,6 +27,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from tests.made_concepts import with_concepts
+from tests.tiny_bert import saved_bert
 
 LABELS = {"single": "class", "multi": "is_*"}
 ONE_KIND = {name: method.supports.kinds[0] for name, method in METHODS.items() if len(method.supports.kinds) == 1}
@@ -98,15 +99,19 @@ def test_every_preset_lends_its_method_to_a_table_of_fitting_labels(sales):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_trains_on_a_table_by_its_name(sales, shades, name, capsys):
+def test_every_method_trains_on_a_table_by_its_name(sales, shades, name, capsys, tmp_path):
     """On both kinds of labels where it is for both; FedBM on images, which its generator makes."""
     if name == "fedbm":
         given = shades | {"method.name": name, "method.generator_steps": 1, "method.generator_every": 1}
         e = with_concepts(from_values("", SMALL | given, quiet).experiment)
         assert set(run(e, Path("out"), quiet).scores["test"]) == {"f1_macro", "accuracy"}
         return
+    own = []
+    if name == "fedtsp":
+        names = {"encoder": saved_bert(tmp_path / "bert"), "prompts": "a {name} ."}
+        own = ["--method.prompt_length=2", *(f"--class_embeddings.{n}={v}" for n, v in names.items())]
     for kind in LABELS:
-        code = main(["run", *words(options(kind, method__name=name)), *WORDS, "--output", kind])
+        code = main(["run", *words(options(kind, method__name=name)), *own, *WORDS, "--output", kind])
         if kind not in METHODS[name].supports.kinds:
             assert code == 2
             assert capsys.readouterr().err.count("\n") == 1

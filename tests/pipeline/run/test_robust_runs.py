@@ -32,9 +32,9 @@ MERGES = [
 ]
 """Each withstands one client of five."""
 METHODS_THAT_ALLOW = {
-    (): {"feddyn", "fedmlp", "fedproto", "scaffold"},
+    (): {"feddyn", "fedmlp", "fedproto", "fedtsp", "scaffold"},
     ("median", "trimmed_mean"): {"fednh"},
-    ROBUST: set(METHODS) - {"feddyn", "fedmlp", "fedproto", "scaffold", "fednh"},
+    ROBUST: set(METHODS) - {"feddyn", "fedmlp", "fedproto", "fedtsp", "scaffold", "fednh"},
 }
 
 

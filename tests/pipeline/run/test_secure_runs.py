@@ -44,8 +44,8 @@ def test_every_method_has_the_bits_of_the_run_without_masks(experiment, finished
         up, masked_up = (record.pop("communication/upload_bytes", 0) for record in (before, after))
         keys = after.pop("communication/key_exchange_bytes", 0)
         assert before == after, "but for the bytes, the records are those of the plain run"
-        # FedAlign: theta for clients with labels and for others; FedProto: classes that a client lacks, too
-        more = 2 if method in ("fedalign", "fedproto") else 1
+        # FedAlign: theta for clients with labels and for others; FedProto and FedTSP: classes that a client lacks, too
+        more = 2 if method in ("fedalign", "fedproto", "fedtsp") else 1
         assert masked_up <= more * 2 * up + 3 * 200, "twice the values, and a weight of eight bytes or a few"
         assert bool(keys) == bool(up)
 

@@ -134,7 +134,10 @@ def test_a_module_in_the_record_of_others_is_not_imported(tmp_path):
         check_own_code(
             tree, "", tmp_path / "config.json", {"class_embeddings.encoder": tree["class_embeddings"]["encoder"]}
         )
-    check_own_code({"class_embeddings": {"encoder": "some/folder"}}, "", tmp_path / "config.json", {})
+    folder = {"class_embeddings": {"encoder": "some/folder"}}
+    check_own_code(folder, "", tmp_path / "config.json", {})
+    with pytest.raises(InputError, match=r"class_embeddings\.encoder = 'some/folder'"):  # its files would be read
+        check_own_code(folder | {"method": {"name": "fedtsp"}}, "", tmp_path / "config.json", {})
     assert names_encoder_code("a.b:C.d")
     assert not any(
         map(names_encoder_code, ("open_clip:RN50", "open_clip:hf-hub:a/b", "org/name@v1", "a folder", "bert"))
