@@ -29,11 +29,11 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.command import parse_args
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
-from anchorfl.tuning.tables.page import costs_across, ranks, scores_across, verdicts
+from anchorfl.tuning.tables.page import against_best, costs_across, ranks, scores_across, verdicts
 from anchorfl.tuning.tables.page import ours as ours_text
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
 from anchorfl.tuning.tables.published import figure_lines, rows_of, select_rows, value_text
-from anchorfl.tuning.tables.ranks import ranking_of
+from anchorfl.tuning.tables.ranks import duels_of, ranking_of
 from anchorfl.tuning.tables.runs import RunIndex, attach_folders, check_has_scores, index_runs, table_runs_of
 from anchorfl.tuning.tables.significance import apply_holm, compare_paired
 from anchorfl.tuning.tables.statistics import (
@@ -454,6 +454,8 @@ def across(records: Records, name: str, what: str = "scores") -> str:
     client in a round, CPU seconds of a run), or ranks.
     """
     table = records.table(name)
+    if what == "duels":
+        return grid(against_best(duels_of(table)))
     if what != "ranks":
         return f"{grid({'scores': scores_across, 'costs': costs_across}[what](table))}\n\n{details(table, name)}"
     ranking = ranking_of(table)

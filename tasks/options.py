@@ -75,6 +75,9 @@ class TaskOptions:
     cover: Literal["redraw", "any", "error"] = "redraw"
     """A class that a draw leaves to nobody: ``redraw``, draw again (bounded, seeded), so that the draw is uniform over
     the covering ones; ``any``, allowed, scored apart as ``f1_uncovered``; ``error``."""
+    hidden_labels: float = 0.0
+    """Share of the clients' training labels that are hidden at random, as if nobody had given them, in [0, 1): of the
+    rows, or multi-label of the classes of every row. Labels for validation and tests stay."""
     validation: float = 0.1
     """Share of the training rows held out for validation, stratified by class, in [0, 1)."""
     validation_from: Literal["server", "clients"] = "server"

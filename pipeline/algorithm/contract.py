@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -297,6 +297,8 @@ class Method(ABC, Generic[S, U]):
 
     name: ClassVar[str]
     """The method's key in ``anchorfl.pipeline.methods.METHODS``, presets and records."""
+    revision: ClassVar[int] = 1
+    """Raised when the same options come to give another result: a part of every digest, where it is not 1."""
     supports: ClassVar[Supports] = Supports()
     """Kinds of task and robust aggregations that it works with."""
     unused: ClassVar[Mapping[str, str]] = {}
@@ -467,4 +469,4 @@ class Averaging(Method[ServerState, Update]):
         return Contribution({"weights": Term(result.update.weights, self.client_weight(result.card))})
 
     def merge(self, state: ServerState, means: Means, ctx: ServerContext) -> ServerState:
-        return ServerState(means["weights"])
+        return replace(state, weights=means["weights"])

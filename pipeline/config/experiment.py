@@ -217,6 +217,8 @@ def digest(experiment: Experiment, epoch: int = EPOCH) -> str:
         tree.get("task", {}).pop(name, None)
     tree = {name: part for name, part in tree.items() if part != {}}
     tree["method"] = {"name": method_name(type(experiment.method)), **tree.get("method", {})}
+    if (revision := experiment.method.revision) != 1:
+        tree["method"]["revision"] = revision
     if plugins := plugins_of(experiment):
         tree["plugins"] = {word: code_digest(of) for word, of in plugins.items()}
     return hashlib.sha256(json.dumps([epoch, tree], sort_keys=True).encode()).hexdigest()

@@ -7,14 +7,32 @@ Suffixes: N rows of the client, B rows of a micro-batch, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, HeadSpec, ServerState
-from anchorfl.pipeline.algorithm.parameters import log_prior
-from anchorfl.tasks.contract import Batch, ClientData, Objective
+from anchorfl.pipeline.algorithm.contract import (
+    Averaging,
+    AveragingTrainer,
+    ClientContext,
+    HeadSpec,
+    ServerContext,
+    ServerState,
+)
+from anchorfl.pipeline.algorithm.parameters import log_prior, weights_of
+from anchorfl.tasks.contract import Batch, Card, ClientData, Objective
+
+
+@dataclass(frozen=True)
+class AnchorState(ServerState):
+    """The server's state, all of which is sent."""
+
+    unseen_C: Tensor
+    """Share of a client's rows that each class has which nobody identifies, 0 for the others; empty: there is none."""
+    missing: Tensor
+    """Share of the labels of identified classes that are missing, []."""
 
 
 class ExpectingTrainer(AveragingTrainer):
@@ -24,7 +42,6 @@ class ExpectingTrainer(AveragingTrainer):
         super().__init__(ctx)
         data, self.single = ctx.data, ctx.objective.kind == "single"
         self.expected = method.expected
-        self.prior_C = log_prior(ctx.card.count_C, method.gamma if self.single else 0.0).to(data.y_NC)
         self.target_NC = torch.zeros_like(data.y_NC)
         self.open_NC = torch.zeros_like(data.y_NC)
         if self.expected:
@@ -32,8 +49,12 @@ class ExpectingTrainer(AveragingTrainer):
                 z_ND = ctx.infer(self.model, data)
                 logits_NC = self.model.eval().head(z_ND)
             self.model.train()
-            impossible_C = ctx.card.identified_C & method.disjoint
-            self.target_NC, self.open_NC = expectation(logits_NC, data, impossible_C, ctx.objective)
+            assert isinstance(ctx.state, AnchorState)
+            missing, rows_C = ctx.state.missing.to(z_ND), ctx.state.unseen_C.to(z_ND) * len(data)
+            odds_C = torch.where(ctx.card.identified_C, missing, torch.ones_like(missing))
+            self.target_NC, self.open_NC = expectation(logits_NC, data, odds_C, rows_C, ctx.objective)
+        count_C = ctx.card.count_C.to(data.y_NC) + (self.target_NC * self.open_NC).sum(0)
+        self.prior_C = log_prior(count_C, method.gamma if self.single else 0.0).to(data.y_NC)
 
     def active(self, data: ClientData) -> Tensor:
         return torch.logical_or(super().active(data), self.open_NC.any(-1))
@@ -50,19 +71,52 @@ class ExpectingTrainer(AveragingTrainer):
 
 
 def expectation(
-    logits_NC: Tensor, data: ClientData, impossible_C: Tensor, objective: Objective
+    logits_NC: Tensor, data: ClientData, odds_C: Tensor, rows_C: Tensor, objective: Objective
 ) -> tuple[Tensor, Tensor]:
     """Return the expected labels [N, C], and 1 where they stand for labels that are not known, else 0 [N, C].
 
-    Single-label: of a row without a label, the softmax over the classes that it can have, all but ``impossible_C``; a
-    row that can have none is left out. Multi-label: of every label that is not known, its probability.
+    Single-label: of a row without a label, the softmax times ``odds_C``, the probability that a row of the class has
+    none, of logits that are ``lifted`` to ``rows_C``, where it is not empty; a row that can be nothing is left out.
+    Multi-label: of every label that is not known, its probability.
     """
     if objective.kind == "multi":
         return logits_NC.sigmoid(), (data.known_NC == 0).to(logits_NC)
-    open_N1 = (data.known_NC == 0).all(-1, keepdim=True) & ~impossible_C.all()
-    cannot_C = impossible_C & ~impossible_C.all()  # a softmax over nothing is NaN
-    target_NC = logits_NC.masked_fill(cannot_C, -torch.inf).softmax(-1)
-    return target_NC, open_N1.to(logits_NC).expand_as(target_NC)
+    open_N = (data.known_NC == 0).all(-1) & odds_C.any()
+    odd_NC = logits_NC + torch.where(odds_C.any(), odds_C, 1.0).log()  # of nothing, the softmax would be NaN
+    target_NC = (lifted(odd_NC, open_N, rows_C) if rows_C.numel() else odd_NC).softmax(-1)
+    return target_NC, open_N.to(logits_NC)[:, None].expand_as(target_NC)
+
+
+def lifted(logits_NC: Tensor, open_N: Tensor, rows_C: Tensor) -> Tensor:
+    """Return the logits with one number added to those of the classes of which some rows are expected, so that these
+    have as many of the open rows as that is, or nine of ten of them where that is less.
+    """
+    unseen_C, open_NC = (rows_C > 0).to(logits_NC), logits_NC[open_N]
+    wanted = torch.minimum(rows_C.sum(), 0.9 * open_N.sum())
+    low, high = wanted.new_tensor(-30.0), wanted.new_tensor(30.0)
+    for _ in range(60):  # what they get grows with the number, so half of the interval is left every time
+        middle = (low + high) / 2
+        enough = ((open_NC + middle * unseen_C).softmax(-1) * unseen_C).sum() >= wanted
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return logits_NC + low * unseen_C
+
+
+def shares_left(cards: Sequence[Card]) -> tuple[Tensor, Tensor]:
+    """Return ``unseen_C``, here zeros where there is none, and ``missing`` (``AnchorState``), float64.
+
+    A class's share is taken to be that among the rows of the clients that identify it. What these shares leave is of
+    the classes that nobody identifies, in equal parts; where there are none, and it is more than twice its standard
+    error, it is of rows whose labels are missing.
+    """
+    count_C, rows_C = (torch.zeros(len(cards[0].count_C), dtype=torch.float64) for _ in range(2))
+    for card in cards:
+        rows_C += card.identified_C * card.num_examples
+        count_C += card.identified_C * card.count_C
+    share_C = count_C / rows_C.clamp(min=1)
+    left, error = (1 - share_C.sum()).clamp(min=0), (share_C * (1 - share_C) / rows_C.clamp(min=1)).sum().sqrt()
+    unseen_C = (rows_C == 0).to(rows_C)
+    missing = left * (left > 2 * error) * (1 - unseen_C.amax())
+    return unseen_C * (left / unseen_C.sum().clamp(min=1)), missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +126,12 @@ class Anchor(Averaging):
     """
 
     name = "anchor"
+    revision = 2
 
     expected: float = 1.0
     """Weight of the expected labels, >= 0; 0: labels alone."""
     gamma: float = 1.0
     """Single-label: power of the class counts in balanced softmax, >= 0; 0 is plain cross-entropy."""
-    disjoint: bool = True
-    """Single-label: a row without a label is of none of the classes that its client identifies. False where labels of
-    these may be missing, too."""
 
     def __post_init__(self) -> None:
         if not (self.expected >= 0 and self.gamma >= 0):
@@ -88,6 +140,10 @@ class Anchor(Averaging):
     @property
     def head(self) -> HeadSpec:
         return HeadSpec(kind="biased")
+
+    def begin(self, ctx: ServerContext) -> AnchorState:
+        unseen_C, missing = shares_left(ctx.cards)
+        return AnchorState(weights_of(ctx.model), unseen_C if unseen_C.any() else unseen_C[:0], missing)
 
     def trainer(self, ctx: ClientContext[ServerState]) -> ExpectingTrainer:
         return ExpectingTrainer(ctx, self)

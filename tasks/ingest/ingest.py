@@ -47,6 +47,7 @@ from anchorfl.tasks.ingest.raw_table import (
     Owners,
     assign_owners,
     canonicalize_options,
+    hide_labels,
     read_rows,
     restrict_validation_labels,
 )
@@ -155,6 +156,7 @@ def _build(
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     plan, owned = plan_rows(task, options, seed, table, labels)
     table, labels = restrict_validation_labels(table, labels, plan, task.kind)
+    table, labels = hide_labels(table, labels, plan, task.kind, options.hidden_labels, seed)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
     spec = task.fit(table.filter(pa.array(used_N)), options)
     spec = set_normalization(check_fits(given_spec(options), spec) if options.input_spec else spec, options)

@@ -25,6 +25,7 @@ from anchorfl.tasks.ingest.row_numbers import positions_of
 from anchorfl.tasks.options import JsonText, TaskOptions, json_text
 from anchorfl.tasks.partition.client_classes import sets_of_seed
 from anchorfl.tasks.partition.plan import PartitionPlan
+from anchorfl.tasks.partition.stratify import generator
 
 SPLITS = ("train", "validation", "test")
 SPLIT_WORDS = {
@@ -40,7 +41,8 @@ def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOpt
     """Return the options with ``fold`` and ``split_seed`` as numbers, with the class sets of this seed alone, and
     without a number of clients where it follows from the data.
 
-    So data are prepared once. Raises InputError where the task has no such fold, or the class sets have no known form.
+    So data are prepared once. Raises InputError where the task has no such fold, the class sets have no known form, or
+    labels cannot be hidden so.
     """
     sets = sets_of_seed(options.client_classes, seed)
     options = replace(options, client_classes=JsonText("") if sets is None else json_text(sets))
@@ -49,6 +51,13 @@ def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOpt
     if not -1 <= options.fold < task.folds and options.fold != -1:
         folds = f"folds 0..{task.folds - 1}" if task.folds else "no folds; leave it at -1"
         raise InputError(f"[task] fold = {options.fold}: {task.name} has {folds}")
+    if not 0 <= options.hidden_labels < 1:
+        raise InputError(f"[task] hidden_labels = {options.hidden_labels} must lie in [0, 1)")
+    if options.hidden_labels and options.partition == "one_class":
+        raise InputError(
+            f"[task] hidden_labels = {options.hidden_labels}: a client of 'one_class' has the rows of its class and no"
+            " others, so it knows their label: set it to 0, or partition otherwise"
+        )
     split_seed = seed if options.split_seed is None else options.split_seed
     if split_seed < -1:
         raise InputError(
@@ -180,10 +189,35 @@ def restrict_validation_labels(
     if kind == "single":
         known_NC &= (seen.length_N > 0)[:, None] | ~validation_N[:, None]
     known = pc.if_else(pa.array(validation_N), Labels.of_matrix(known_NC).lists(), raw_known)
-    for name, column in {"labels": seen.lists(), "known": known}.items():
+    return with_labels(table, seen, known), seen
+
+
+def hide_labels(
+    table: Table, labels: Labels, plan: PartitionPlan, kind: LabelKind, share: float, seed: int
+) -> tuple[Table, Labels]:
+    """Return table and labels without a random share of the labels of the clients' training rows: of the rows, or
+    multi-label of the classes of every row. What is drawn depends on the seed and the ids of the rows, not their order.
+    """
+    if not share:
+        return table, labels
+    row_N, classes = table["row"].to_numpy(), labels.classes
+    training_N = np.isin(row_N, np.concatenate([client.rows for client in plan.clients]))
+    drawn_NC = np.empty((len(row_N), classes if kind == "multi" else 1))
+    drawn_NC[np.argsort(row_N)] = generator(seed, "hidden labels").random(drawn_NC.shape)
+    shown_NC = np.broadcast_to((drawn_NC >= share) | ~training_N[:, None], (len(row_N), classes))
+    seen = labels.where(shown_NC[labels.row_P, labels.class_P])
+    raw_known = table["known"] if "known" in table.column_names else pa.nulls(len(row_N), pa.list_(pa.int32()))
+    known_NC = known_matrix(pa.chunked_array(raw_known), range(classes), classes) & shown_NC
+    known = pc.if_else(pa.array(training_N), Labels.of_matrix(known_NC).lists(), raw_known)
+    return with_labels(table, seen, known), seen
+
+
+def with_labels(table: Table, labels: Labels, known: Column) -> Table:
+    """Return a table with these labels, and these classes whose labels are known."""
+    for name, column in {"labels": labels.lists(), "known": known}.items():
         table = table.drop_columns([name]) if name in table.column_names else table
         table = table.append_column(name, column)
-    return table, seen
+    return table
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,7 @@ def _check(options: TaskOptions) -> None:
         ("" in names or len({*names}) < len(names), f"{options.sites!r}: give each a name of its own, with commas"),
         (not options.file, "name the table, which every site has under the same name: task.file"),
         (bool(options.client_column), "a site is a client: leave out task.client_column"),
+        (bool(options.hidden_labels), "what a site's people did not label is not labeled: leave out hidden_labels"),
         (options.client_test != "none", "test rows are the server's: set task.client_test to 'none'"),
         (options.validation_from != "server", "validation rows are the server's: set task.validation_from to 'server'"),
         (options.min_positives > 0, "nobody counts the classes of all sites: set task.min_positives to 0"),

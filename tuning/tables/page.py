@@ -30,7 +30,7 @@ from anchorfl.tuning.tables.plots import (
     split_of_curves,
 )
 from anchorfl.tuning.tables.published import Row, metrics_of, published_traffic, quoted_lines
-from anchorfl.tuning.tables.ranks import ALPHA, FEWEST, Ranking, ranking_of
+from anchorfl.tuning.tables.ranks import ALPHA, FEWEST, Duel, Ranking, duels_of, ranking_of
 from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
 FIGURES = "figures"
@@ -71,6 +71,11 @@ RANKS = (
     " with all seeds. Friedman's test that all are alike (Iman and Davenport): p = {p}. Mean ranks that differ by {cd}"
     " or more differ at {alpha} (Nemenyi); a bar in the figure joins those that do not. Data sets that are cut from the"
     " same rows are no independent ones, which both tests assume."
+)
+DUELS = (
+    "The best row less each other one in points, its mean over the data sets that have both, and the probability that"
+    " the best is the better one on another data set like these: Bayesian signed-rank test (Benavoli et al., 2014; s ="
+    " 1/2, no region of practical equivalence)."
 )
 ALL_SCORES = "Mean ± sd of each data set's first metric, and in brackets the rank among the rows that have a run there."
 ALL_COSTS = "MB that one client gets and sends in a round, and CPU seconds of a run."
@@ -125,6 +130,7 @@ def _blocks(table: Table) -> Iterator[Block]:
         paragraphs = [RANKS.format(**words, n=len(ranking.settings))]
         picture = partial(rank_diagram, ranking)
         yield Block("Ranks over the data sets", ranks(ranking), picture, "ranks.png", paragraphs)
+        yield Block(f"{ranking.methods[0]} against each", against_best(duels_of(table)), paragraphs=[DUELS])
     yield Block("Total", paragraphs=[total(table)])
     varied = "the same preset at its own value", "values of that preset"
     reference, family = varied if table.varied else (table.paper.proposed_method, "rows of the data set")
@@ -265,6 +271,14 @@ def ranks(ranking: Ranking) -> list[list[str]]:
     out = [["row", "mean rank", *ranking.settings]]
     for (name, mean), rank_S in zip(ranking.mean_ranks.items(), ranking.rank_SM.T, strict=True):
         out.append([name, f"{mean:.2f}", *(f"{rank:g}" for rank in rank_S)])
+    return out
+
+
+def against_best(duels: Sequence[Duel]) -> list[list[str]]:
+    """Return the best row against each other one."""
+    out = [["row", "data sets", "mean difference", "probability"]]
+    for duel in duels:
+        out.append([duel.other, str(duel.settings), f"{duel.difference:+.2f}", f"{duel.probability:.3f}"])
     return out
 
 

@@ -1,8 +1,10 @@
 """Anchor: its limits, its loss against NumPy, what it expects, and what it sends.
 
-Oracle: a row y has the loss -log(n_y^gamma p_y / sum_c n_c^gamma p_c), with n_c the client's labels of class c, or 1.
-A row without a label has sum_c (p_c - q_c)^2, q the softmax of the model that was sent over the classes that the client
-does not identify. Multi-label: a label that is not known has the squared distance to the sent probability.
+Oracle: a row y has the loss -log(n_y^gamma p_y / sum_c n_c^gamma p_c), with n_c the client's labels of class c and
+what it expects of it in the other rows, at least 1. A row without a label has sum_c (p_c - q_c)^2, q the softmax of the
+model that was sent, times the share of labels that are missing for the classes that the client identifies; classes that
+nobody identifies are lifted until they have their share of the rows. Multi-label: a label that is not known has the
+squared distance to the sent probability.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import pytest
 import torch
 
 from anchorfl.models.heads import BiasedHead
-from anchorfl.pipeline.algorithm.contract import Averaging, HeadSpec
-from anchorfl.pipeline.methods.anchor import Anchor, expectation
-from anchorfl.tasks.contract import Objective
+from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, HeadSpec
+from anchorfl.pipeline.methods.anchor import Anchor, expectation, shares_left
+from anchorfl.tasks.contract import Card, Objective
 from tests.pipeline import compared
 from tests.pipeline.compared import C, D, F, N, arrays, base_loss, elsewhere, encode, softmax
 
 NAMES = torch.randn(C, D, generator=torch.Generator().manual_seed(2))
+NOTHING = torch.zeros(0)
 SHAPES = {"encoder.0.weight": (D, F), "encoder.0.bias": (D,), "head.table": (C, D), "head.bias": (C,)}
 
 
@@ -51,27 +54,100 @@ def test_labels_alone_are_fedavg_on_its_network_bit_for_bit(experiment, task):
         assert any(not torch.equal(other[0][0][name], value) for name, value in of_fedavg[0][0].items())
 
 
-@pytest.mark.parametrize(("expected", "gamma", "disjoint"), [(1.0, 1.0, True), (0.7, 0.5, False), (0.0, 1.0, True)])
-def test_single_label_loss_and_gradient_equal_numpy(expected, gamma, disjoint):
-    local, micro_batches = compared.started(Anchor(expected=expected, gamma=gamma, disjoint=disjoint), model=named())
+@pytest.mark.parametrize(("expected", "gamma", "missing"), [(1.0, 1.0, 0.0), (0.7, 0.5, 0.3), (0.0, 1.0, 0.0)])
+def test_single_label_loss_and_gradient_equal_numpy(expected, gamma, missing):
+    method = Anchor(expected=expected, gamma=gamma)
+    state = method.begin(compared.server(named(), [compared.rows_of()[0]]))
+    state = replace(state, unseen_C=NOTHING, missing=torch.tensor(missing, dtype=torch.float64))
+    local, micro_batches = compared.started(method, model=named(), state=state)
     data, x = local.ctx.data, local.ctx.data.x.numpy()
     count_C = data.y_NC.numpy().sum(0)
     assert (count_C > 0).tolist() == [True, True, False, False]
     q = np.exp(logits(arrays(local.ctx.state.weights), x))
-    if disjoint:
-        q[:, :2] = 0
+    q[:, :2] *= missing
     q /= q.sum(1, keepdims=True)
     open_N = data.y_NC.numpy().sum(1) == 0
     assert 0 < open_N.sum() < N
+    n_C = np.maximum(count_C + bool(expected) * (open_N[:, None] * q).sum(0), 1)
     local.model.load_state_dict(elsewhere(local.ctx.state.weights))
 
     def whole(w):
         s = logits(w, x)
         rest = (open_N[:, None] * (softmax(s) - q) ** 2).sum() / N
-        return base_loss("single", s + gamma * np.log(np.maximum(count_C, 1)), data) + expected * rest
+        return base_loss("single", s + gamma * np.log(n_C), data) + expected * rest
 
     compared.assert_gradient(local, micro_batches, whole)
     assert bool(local.active(data).all()) == (expected > 0)
+
+
+def of_card(client, rows, counts, identified):
+    return Card(client, rows, torch.tensor(counts), torch.tensor(identified))
+
+
+def shares(*cards):
+    """Return what is left for each class that nobody identifies, and the share of labels that are missing."""
+    unseen_C, missing = shares_left(cards)
+    return unseen_C.tolist(), float(missing)
+
+
+def test_a_class_that_nobody_identifies_has_the_share_that_the_others_leave():
+    """Class 0 has 8 of the 20 rows of those who know it, class 1 has 9 of 30; 2 and 3 are nobody's."""
+    cards = [
+        of_card(0, 10, [3, 4, 0, 0], [True, True, False, False]),
+        of_card(1, 10, [5, 0, 0, 0], [True, False, False, False]),
+        of_card(2, 20, [0, 5, 0, 0], [False, True, False, False]),
+    ]
+    unseen_C, missing = shares(*cards)
+    assert unseen_C == pytest.approx([0, 0, 0.15, 0.15])
+    assert missing == 0.0
+    crowded = (
+        of_card(0, 10, [9, 0, 0, 0], [True, False, False, False]),
+        of_card(1, 10, [0, 9, 0, 0], [False, True, False, False]),
+    )
+    assert shares(*crowded) == ([0.0] * 4, 0.0), "no less than nothing is left"
+    state = Anchor().begin(compared.server(named(), cards))
+    assert state.unseen_C.tolist() == unseen_C
+
+
+def test_what_the_shares_leave_where_all_classes_are_identified_is_missing():
+    """Half of the labels; and 4 of 400, which is less than twice the standard error, 2 of 100."""
+    half = of_card(0, 40, [5, 5, 5, 5], [True] * 4)
+    assert shares(half) == ([0.0] * 4, 0.5)
+    assert shares(of_card(0, 400, [99, 99, 99, 99], [True] * 4))[1] == 0.0
+    assert shares(of_card(0, 400, [90, 90, 90, 90], [True] * 4))[1] == pytest.approx(0.1)
+    assert shares(of_card(0, 40, [10, 10, 10, 10], [True] * 4))[1] == 0.0
+    state = Anchor().begin(compared.server(named(), [half]))
+    assert (float(state.missing), state.unseen_C.numel()) == (0.5, 0)
+
+
+@pytest.mark.parametrize(("share", "has"), [(0.1, 1.2), (0.05, 0.6), (0.9, 3.6)])
+def test_it_gets_its_share_of_the_rows_and_the_others_keep_their_odds(share, has):
+    """12 rows, of which 4 have no label: of these, nine of ten at most. Class 3 is nobody's."""
+    state = Anchor().begin(compared.server(named(), [compared.rows_of()[0]]))
+    plain, _ = compared.started(Anchor(), model=named(), state=replace(state, unseen_C=torch.zeros(0)))
+    unseen_C = torch.tensor([0, 0, 0, share]).double()
+    local, _ = compared.started(Anchor(), model=named(), state=replace(state, unseen_C=unseen_C))
+    q_NC, before_NC, open_N = local.target_NC, plain.target_NC, local.open_NC.any(-1)
+    assert int(open_N.sum()) == 4
+    assert float(q_NC[open_N, 3].sum()) == pytest.approx(has, abs=1e-6)
+    odds_N = q_NC[open_N, 3] / q_NC[open_N, 2] / (before_NC[open_N, 3] / before_NC[open_N, 2])
+    assert torch.allclose(odds_N, odds_N[0].expand(4))
+    assert not q_NC[:, :2].any()
+    count_C = compared.rows_of()[1].y_NC.sum(0) + q_NC[open_N].sum(0)
+    assert torch.allclose(local.prior_C, count_C.clamp(min=1).log())
+
+
+def test_the_share_stays_with_the_state_and_travels():
+    card, _ = compared.rows_of()
+    method, ctx = Anchor(), compared.server(named(), [card])
+    state = method.begin(ctx)
+    assert state.unseen_C.tolist() == pytest.approx([0, 0, 2 / 12, 2 / 12])  # 5 + 3 of 12 rows are labeled
+    sent = method.broadcast(state, ctx)
+    assert sent is state
+    update = compared.fitted(method, state=sent, model=named()).update
+    after = method.aggregate(state, [ClientResult(card, update)], ctx)
+    assert torch.equal(after.unseen_C, state.unseen_C)
+    assert not torch.equal(after.weights["head.bias"], state.weights["head.bias"])
 
 
 @pytest.mark.parametrize("expected", [1.0, 0.4])
@@ -92,23 +168,31 @@ def test_multi_label_loss_and_gradient_equal_numpy(expected):
 
 def test_a_client_that_identifies_every_class_expects_nothing():
     _, data = compared.rows_of()
-    every_C = torch.ones(C, dtype=torch.bool)
-    target_NC, open_NC = expectation(torch.randn(N, C).double(), data, every_C, Objective("single"))
+    target_NC, open_NC = expectation(torch.randn(N, C).double(), data, torch.zeros(C), NOTHING, Objective("single"))
     assert not open_NC.any()
     assert target_NC.isfinite().all()
 
 
 def test_what_is_expected_adds_up_to_one_over_what_can_be():
     _, data = compared.rows_of()
-    impossible_C = torch.tensor([True, False, True, False])
-    target_NC, open_NC = expectation(torch.randn(N, C).double(), data, impossible_C, Objective("single"))
-    assert not target_NC[:, impossible_C].any()
+    odds_C = torch.tensor([0.0, 1.0, 0.0, 0.5]).double()
+    logits_NC = torch.randn(N, C).double()
+    target_NC, open_NC = expectation(logits_NC, data, odds_C, NOTHING, Objective("single"))
+    assert not target_NC[:, odds_C == 0].any()
+    half_N = target_NC[:, 3] / target_NC[:, 1] / (logits_NC[:, 3] - logits_NC[:, 1]).exp()
+    torch.testing.assert_close(half_N, torch.full((N,), 0.5).double())
     torch.testing.assert_close(target_NC.sum(1), torch.ones(N).double())
     assert torch.equal(open_NC.any(1), data.known_NC.sum(1) == 0)
 
 
 def test_the_exact_tensors_on_the_wire():
-    compared.assert_wire(Anchor(), model=named, sent=SHAPES)
+    """Where somebody identifies every class, the weights alone."""
+    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
+    state = Anchor().begin(compared.server(named(), [of_card(0, N, [3] * C, [True] * C)]))
+    assert compared.shapes(state) == wire | {"unseen_C": (0,), "missing": ()}
+    got = compared.fitted(Anchor(), state=state, model=named())
+    assert compared.shapes(got.update) == wire
+    assert {name.partition(".")[0] for name in got.memory} == {"all"}
 
 
 def test_the_savings_change_no_update():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,15 @@ from anchorfl.tuning.tables.page import write_page
 from anchorfl.tuning.tables.papers import PAPERS
 from anchorfl.tuning.tables.plots import rank_diagram
 from anchorfl.tuning.tables.published import metrics_of, rows_of
-from anchorfl.tuning.tables.ranks import FEWEST, Ranking, critical_difference, rank, ranking_of
+from anchorfl.tuning.tables.ranks import (
+    FEWEST,
+    Ranking,
+    critical_difference,
+    duels,
+    probability_better,
+    rank,
+    ranking_of,
+)
 from anchorfl.tuning.tables.runs import table_runs_of
 from anchorfl.tuning.tables.statistics import table_of
 from tests.tuning.made_tables import HEAD, made_run, toy
@@ -56,6 +66,43 @@ def test_the_example_of_the_paper():
 def test_critical_values_of_the_paper(methods, q):
     """Table 5 (a), q at 0.05."""
     assert critical_difference(methods, 6) == pytest.approx(q * np.sqrt(methods * (methods + 1) / 36), abs=2e-3)
+
+
+@pytest.mark.parametrize("differences", [(2.0, -1.0), (0.5, 3.0, -2.0), (1.0, -1.5)])
+def test_the_probability_is_that_of_the_integral(differences):
+    """The posterior is a Dirichlet distribution (1/2, 1, 1, ...): here by a grid over its weights, of which the first,
+    at 0, is a square, so that its density becomes even.
+    """
+    z_S = np.array([0.0, *differences])
+    steps = 400 if len(differences) == 2 else 90
+    axis = (np.arange(steps) + 0.5) / steps
+    *rest, root = np.meshgrid(*[axis] * len(differences), indexing="ij")
+    first = root**2
+    others = np.stack([*rest, np.zeros_like(first)])
+    others[-1] = 1 - first - others[:-1].sum(0)
+    inside = others[-1] > 0
+    w = np.stack([first, *others])
+    total = sum(np.sign(a + b) * w[i] * w[j] for (i, a), (j, b) in itertools.product(enumerate(z_S), enumerate(z_S)))
+    expected = (total[inside] > 0).mean()
+    assert probability_better(differences) == pytest.approx(expected, abs=6e-3)
+    assert probability_better([-d for d in differences]) == pytest.approx(1 - expected, abs=6e-3)
+
+
+def test_certain_and_even_differences():
+    assert probability_better([0.1, 2.0, 3.0]) == 1.0
+    assert probability_better([-0.1, -2.0]) == 0.0
+    assert probability_better([1.0, -1.0]) == pytest.approx(0.5, abs=5e-3)
+    assert probability_better([1.0, -1.0]) == probability_better([2.0, -2.0]), "the same draws at every call"
+
+
+def test_the_best_is_held_against_all_that_share_enough_data_sets():
+    scores = {s: {"a": 3.0 + i, "b": 1.0} for i, s in enumerate("wxyz")}
+    scores["w"]["c"] = scores["x"]["c"] = scores["y"]["c"] = 9.0
+    scores["z"]["d"] = 1.0
+    got = duels(scores, "a")
+    assert [(duel.other, duel.settings, duel.difference, duel.probability) for duel in got] == [
+        ("b", 4, 3.5, 1.0), ("c", 3, -5.0, 0.0),
+    ]  # fmt: skip
 
 
 def test_groups_are_as_large_as_can_be_and_none_lies_within_another():
