@@ -276,10 +276,9 @@ def ranks(ranking: Ranking) -> list[list[str]]:
 
 def against_best(duels: Sequence[Duel]) -> list[list[str]]:
     """Return the best row against each other one."""
-    out = [["row", "data sets", "mean difference", "probability"]]
-    for duel in duels:
-        out.append([duel.other, str(duel.settings), f"{duel.difference:+.2f}", f"{duel.probability:.3f}"])
-    return out
+    head = ["row", "data sets", "mean difference", "probability"]
+    lines = [[d.other, str(d.settings), f"{d.difference:+.2f}", f"{d.probability:.3f}"] for d in duels]
+    return [head, *lines]
 
 
 def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
