@@ -172,7 +172,7 @@ SPACES: Mapping[str, MethodSpace] = {
                 steps=8,
                 reason="from a quarter of VOC's classes to the presets of Amazon and Wikipedia",
             ),
-            "optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1"),
+            "optimizer.lr": Range(1e-3, 1, "log", reason="from Adam's 0.001 to a decade above FedALC's 0.1"),
         }
     ),
     "fedbm": MethodSpace(
@@ -219,7 +219,9 @@ SPACES: Mapping[str, MethodSpace] = {
         {"rho": Range(0.5, 1, reason="at 1 prototypes stay where they were drawn; the authors take 0.9")},
         warm_up=5,  # prototypes move by a tenth in a round
     ),
-    "flag": MethodSpace({"optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1")}),
+    "flag": MethodSpace(
+        {"optimizer.lr": Range(1e-3, 1, "log", reason="from Adam's 0.001 to a decade above FedALC's 0.1")}
+    ),
     "fedproto": MethodSpace(
         {
             "lambda_": Range(

@@ -39,6 +39,8 @@ APART = 0.5
 """Further away than the nearest one by so much, a setting is not asked."""
 FAR = 0.75
 """Distance of the nearest setting from which on the list is a first guess."""
+ONE_CLASS = "one_class"
+"""The partition of methods that have a client for each class."""
 SHOWN = 4
 """Methods that are listed, and proposed for training."""
 ADDS: Mapping[str, str] = {
@@ -57,6 +59,12 @@ ADDS: Mapping[str, str] = {
     "fedgela": "a fixed simplex that each client scales by its class shares",
     "fedlgt": "classes are tokens of their names, which attend to a row and to each other",
     "fedmlp": "class prototypes tag rows; the model that was sent teaches the rest",
+    "fedalc": "class rows are pushed apart by how seldom they go together",
+    "fedalc-fixed": "fixed class rows, spread out by how seldom they go together",
+    "fedaws": "class rows are pushed apart",
+    "fedavg-positive": "FedAvg on positive labels",
+    "fedmlh": "networks that learn hashed classes",
+    "flag": "weights by shares of labels",
 }
 """Row of the suite -> what it adds to FedAvg, as docs/methods/README.md has it."""
 USAGE = """usage: anchorfl recommend FILE --task.label_columns COLUMNS [--section.option value ...] [--try N] [--json]
@@ -228,10 +236,17 @@ def nearest_settings(shape: Shape, settings: Iterable[Setting]) -> list[Setting]
     return [s for s in alike[:NEAREST] if s.shape.distance(shape) < alike[0].shape.distance(shape) + APART]
 
 
-def candidates(near: Sequence[Setting]) -> list[Candidate]:
-    """Return the methods that all of some settings have, the best mean rank first."""
+def candidates(near: Sequence[Setting], partition: str) -> list[Candidate]:
+    """Return the methods that all of some settings have, the best mean rank first; those that have a client for each
+    class only for that partition.
+    """
+    from anchorfl.pipeline.methods import METHODS
+
+    def fits(row: str) -> bool:
+        return partition == ONE_CLASS or not METHODS[row].supports.one_class
+
     rank, paper = [setting.rank for setting in near], shipped().papers[SUITE]
-    rows = [row for row in rank[0] if row in ADDS and all(row in of for of in rank)]
+    rows = [row for row in rank[0] if row in ADDS and all(row in of for of in rank) and fits(row)]
     found = [
         Candidate(
             row,
@@ -259,8 +274,8 @@ def recommend(arguments: list[str], sweep: Callable[[list[str]], int]) -> int:
         return 0
     options, words = _split(arguments)
     with logged_apart():  # what preparation says
-        shape, near = _asked(words)
-    best = candidates(near)[: options.tried or SHOWN]
+        shape, near, partition = _asked(words)
+    best = candidates(near, partition)[: options.tried or SHOWN]
     presets = [candidate.preset for candidate in best]
     if options.tried:
         with logged_apart() if options.json else nullcontext():
@@ -291,25 +306,21 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, words if words[:1] and words[0].startswith("-") else ["--task.file", *words]
 
 
-def _asked(words: list[str]) -> tuple[Shape, list[Setting]]:
-    """Return the shape of the table that options name, and the settings nearest to it."""
+def _asked(words: list[str]) -> tuple[Shape, list[Setting], str]:
+    """Return the shape of the table that options name, the settings nearest to it, and the partition."""
     from anchorfl.pipeline.run.assemble import from_words, names_table
 
     if not names_table(words):
         raise InputError("recommend needs a table of your own: anchorfl recommend FILE --task.label_columns COLUMNS")
     _, experiment = from_words("", [*words, "--method.name", "fedavg"], "anchorfl recommend", say)
     shape = shape_of_experiment(experiment)
-    return shape, nearest_settings(shape, read_settings())
+    return shape, nearest_settings(shape, read_settings()), experiment.task.partition
 
 
 def _text(shape: Shape, near: Sequence[Setting], best: Sequence[Candidate]) -> str:
     parts = [shape.text, f"The settings of the suite that are most like it:\n\n{_aligned_settings(shape, near)}"]
     if near[0].shape.distance(shape) > FAR:
         parts.append("None of them is near: take the list for a first guess.")
-    if shape.known * shape.classes <= 1:
-        parts.append(
-            "Every client identifies one class, which no setting of the suite has: see docs/results/bibtex.md."
-        )
     listed = _aligned_methods(near, best)
     return "\n\n".join([*parts, f"Macro F1 there, the best mean rank first (docs/results/suite.md):\n\n{listed}"])
 

@@ -134,7 +134,7 @@ def test_the_nearest_are_of_the_same_kind_and_not_far_behind_the_first():
 def test_candidates_are_ranked_by_their_mean_rank():
     settings = read_settings()
     near = nearest_settings(settings[0].shape, settings)
-    found = candidates(near)
+    found = candidates(near, "k_classes")
     for candidate in found:
         ranks = []
         for setting in near:
