@@ -128,7 +128,7 @@ class Anchor(Averaging):
     name = "anchor"
     revision = 2
 
-    expected: float = 1.0
+    expected: float = 3.0
     """Weight of the expected labels, >= 0; 0: labels alone."""
     gamma: float = 1.0
     """Single-label: power of the class counts in balanced softmax, >= 0; 0 is plain cross-entropy."""

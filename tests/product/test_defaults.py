@@ -31,8 +31,8 @@ def now():
 
 def test_defaults_are_those_of_the_epoch():
     """To mend a failure: a new option goes into defaults.json; a CHANGED default also needs EPOCH + 1 in
-    pipeline/config/experiment.py, and a line under Numbers in CHANGELOG.md: ``python -m tests.product.test_defaults``
-    writes the file anew.
+    pipeline/config/experiment.py, or that of a method a higher ``revision`` there, and a line under Numbers in
+    CHANGELOG.md: ``python -m tests.product.test_defaults`` writes the file anew.
     """
     held = json.loads(HELD.read_text())
     assert held["epoch"] == EPOCH
