@@ -24,8 +24,7 @@ SETTINGS = (
 )  # fmt: skip
 ROWS = {
     "Anchor": {},
-    "expected labels of weight 1": {"method.expected": 1.0},
-    "of weight 10": {"method.expected": 10.0},
+    "expected labels of weight 3": {"method.expected": 3.0},
     "no expected labels": {"method.expected": 0.0},
     "plain cross-entropy": {"method.gamma": 0.0},
     "labels alone": {"method.expected": 0.0, "method.gamma": 0.0},

@@ -66,8 +66,8 @@ class ExpectingTrainer(AveragingTrainer):
             return loss
         target_BC, open_BC = self.target_NC[batch.index_B], self.open_NC[batch.index_B]
         distance = (open_BC * (self.ctx.objective.scores(logits_BC) - target_BC).square()).sum()
-        classes = 1 if self.single else logits_BC.shape[-1]  # as the labels' loss is divided
-        return loss + self.expected * distance / (batch.denominator * classes)
+        scale = 1.0 if self.single else 2 / logits_BC.shape[-1]  # a label's two values; a C-th of the loss is its own
+        return loss + self.expected * scale * distance / batch.denominator
 
 
 def expectation(
@@ -128,7 +128,7 @@ class Anchor(Averaging):
     name = "anchor"
     revision = 2
 
-    expected: float = 3.0
+    expected: float = 1.0
     """Weight of the expected labels, >= 0; 0: labels alone."""
     gamma: float = 1.0
     """Single-label: power of the class counts in balanced softmax, >= 0; 0 is plain cross-entropy."""

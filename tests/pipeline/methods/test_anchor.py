@@ -4,7 +4,7 @@ Oracle: a row y has the loss -log(n_y^gamma p_y / sum_c n_c^gamma p_c), with n_c
 what it expects of it in the other rows, at least 1. A row without a label has sum_c (p_c - q_c)^2, q the softmax of the
 model that was sent, times the share of labels that are missing for the classes that the client identifies; classes that
 nobody identifies are lifted until they have their share of the rows. Multi-label: a label that is not known has the
-squared distance to the sent probability.
+squared distance of its two values to the sent probabilities.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def test_multi_label_loss_and_gradient_equal_numpy(expected):
 
     def whole(w):
         s = logits(w, x)
-        rest = (open_NC * (1 / (1 + np.exp(-s)) - q) ** 2).sum() / (N * C)
+        rest = (open_NC * 2 * (1 / (1 + np.exp(-s)) - q) ** 2).sum() / (N * C)
         return base_loss("multi", s, data) + expected * rest
 
     compared.assert_gradient(local, micro_batches, whole)
