@@ -7,12 +7,12 @@ Suffixes: N rows of the client, B rows of a micro-batch, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from anchorfl.pipeline.algorithm.class_shares import shares_left
 from anchorfl.pipeline.algorithm.contract import (
     Averaging,
     AveragingTrainer,
@@ -22,7 +22,7 @@ from anchorfl.pipeline.algorithm.contract import (
     ServerState,
 )
 from anchorfl.pipeline.algorithm.parameters import log_prior, weights_of
-from anchorfl.tasks.contract import Batch, Card, ClientData, Objective
+from anchorfl.tasks.contract import Batch, ClientData, Objective
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ExpectingTrainer(AveragingTrainer):
             self.model.train()
             assert isinstance(ctx.state, AnchorState)
             missing, rows_C = ctx.state.missing.to(z_ND), ctx.state.unseen_C.to(z_ND) * len(data)
-            odds_C = torch.where(ctx.card.identified_C, missing, torch.ones_like(missing))
-            self.target_NC, self.open_NC = expectation(logits_NC, data, odds_C, rows_C, ctx.objective)
+            self.odds_C = torch.where(ctx.card.identified_C, missing, torch.ones_like(missing))
+            self.target_NC, self.open_NC = expectation(logits_NC, data, self.odds_C, rows_C, ctx.objective)
         count_C = ctx.card.count_C.to(data.y_NC) + (self.target_NC * self.open_NC).sum(0)
         self.prior_C = log_prior(count_C, method.gamma if self.single else 0.0).to(data.y_NC)
 
@@ -66,8 +66,10 @@ class ExpectingTrainer(AveragingTrainer):
             return loss
         target_BC, open_BC = self.target_NC[batch.index_B], self.open_NC[batch.index_B]
         distance = (open_BC * (self.ctx.objective.scores(logits_BC) - target_BC).square()).sum()
-        scale = 1.0 if self.single else 2 / logits_BC.shape[-1]  # a label's two values; a C-th of the loss is its own
-        return loss + self.expected * scale * distance / batch.denominator
+        if not self.single:  # a label's two values, and a C-th of the loss is its own
+            return loss + self.expected * 2 * distance / (batch.denominator * logits_BC.shape[-1])
+        certain_B = possible(logits_BC.log_softmax(-1), self.odds_C).logsumexp(-1)
+        return loss + self.expected * (distance - (open_BC[:, 0] * certain_B).sum()) / batch.denominator
 
 
 def expectation(
@@ -82,9 +84,14 @@ def expectation(
     if objective.kind == "multi":
         return logits_NC.sigmoid(), (data.known_NC == 0).to(logits_NC)
     open_N = (data.known_NC == 0).all(-1) & odds_C.any()
-    odd_NC = logits_NC + torch.where(odds_C.any(), odds_C, 1.0).log()  # of nothing, the softmax would be NaN
+    odd_NC = possible(logits_NC, odds_C)
     target_NC = (lifted(odd_NC, open_N, rows_C) if rows_C.numel() else odd_NC).softmax(-1)
     return target_NC, open_N.to(logits_NC)[:, None].expand_as(target_NC)
+
+
+def possible(logits_NC: Tensor, odds_C: Tensor) -> Tensor:
+    """Return the logits of a row's class, given that it has no label; as they are, where every row would have one."""
+    return logits_NC + torch.where(odds_C.any(), odds_C, 1.0).log()
 
 
 def lifted(logits_NC: Tensor, open_N: Tensor, rows_C: Tensor) -> Tensor:
@@ -99,24 +106,6 @@ def lifted(logits_NC: Tensor, open_N: Tensor, rows_C: Tensor) -> Tensor:
         enough = ((open_NC + middle * unseen_C).softmax(-1) * unseen_C).sum() >= wanted
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
     return logits_NC + low * unseen_C
-
-
-def shares_left(cards: Sequence[Card]) -> tuple[Tensor, Tensor]:
-    """Return ``unseen_C``, here zeros where there is none, and ``missing`` (``AnchorState``), float64.
-
-    A class's share is taken to be that among the rows of the clients that identify it. What these shares leave is of
-    the classes that nobody identifies, in equal parts; where there are none, and it is more than twice its standard
-    error, it is of rows whose labels are missing.
-    """
-    count_C, rows_C = (torch.zeros(len(cards[0].count_C), dtype=torch.float64) for _ in range(2))
-    for card in cards:
-        rows_C += card.identified_C * card.num_examples
-        count_C += card.identified_C * card.count_C
-    share_C = count_C / rows_C.clamp(min=1)
-    left, error = (1 - share_C.sum()).clamp(min=0), (share_C * (1 - share_C) / rows_C.clamp(min=1)).sum().sqrt()
-    unseen_C = (rows_C == 0).to(rows_C)
-    missing = left * (left > 2 * error) * (1 - unseen_C.amax())
-    return unseen_C * (left / unseen_C.sum().clamp(min=1)), missing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """Anchor: its limits, its loss against NumPy, what it expects, and what it sends.
 
 Oracle: a row y has the loss -log(n_y^gamma p_y / sum_c n_c^gamma p_c), with n_c the client's labels of class c and
-what it expects of it in the other rows, at least 1. A row without a label has sum_c (p_c - q_c)^2, q the softmax of the
-model that was sent, times the share of labels that are missing for the classes that the client identifies; classes that
-nobody identifies are lifted until they have their share of the rows. Multi-label: a label that is not known has the
+what it expects of it in the other rows, at least 1. A row without a label has
+-log sum_c a_c p_c + sum_c (p_c - q_c)^2, with a_c 1 or, of classes that the client identifies, the share of labels that
+are missing, and q the softmax of the model that was sent, times a_c; classes that nobody identifies are lifted until
+they have their share of the rows. Multi-label: a label that is not known has the
 squared distance of its two values to the sent probabilities.
 """
 
@@ -73,7 +74,8 @@ def test_single_label_loss_and_gradient_equal_numpy(expected, gamma, missing):
 
     def whole(w):
         s = logits(w, x)
-        rest = (open_N[:, None] * (softmax(s) - q) ** 2).sum() / N
+        p, a_C = softmax(s), np.array([missing, missing, 1, 1])
+        rest = (open_N * (((p - q) ** 2).sum(1) - np.log((a_C * p).sum(1)))).sum() / N
         return base_loss("single", s + gamma * np.log(n_C), data) + expected * rest
 
     compared.assert_gradient(local, micro_batches, whole)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Averaging, Method, Update
+from anchorfl.pipeline.algorithm.contract import Averaging, Method, ServerState, Update
 from anchorfl.pipeline.algorithm.exact_sums import Grid, bounds_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.prepare import make_run_spec
@@ -90,7 +90,7 @@ def test_any_calls_of_any_workers_give_the_bits_of_one_after_the_other(seed, cou
         assert messages.checksum(got.values["weights"]) == messages.checksum(want.values["weights"])
         assert torch.equal(got.weight["weights"], want.weight["weights"])
         assert list(got.clients) == list(want.clients) == list(range(count))
-    plain = METHOD.merge(None, begun_whole(sent).means(), None).weights
+    plain = METHOD.merge(ServerState({}), begun_whole(sent).means(), None).weights
     for name, value in plain.items():
         assert torch.allclose(want["weights"][name].float(), value.float(), rtol=1e-6, atol=1e-7), name
 
