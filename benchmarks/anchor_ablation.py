@@ -19,15 +19,17 @@ from anchorfl.pipeline.config.presets import shipped
 from anchorfl.pipeline.storage.run_record import read_records
 
 SETTINGS = (
-    "suite-digits-masks-2", "suite-digits-skew-masks", "suite-digits-missing", "suite-r8-uncovered",
-    "suite-scene-masks-2", "suite-yeast-masks-2",
+    "suite-digits-masks-2", "suite-digits-skew-masks", "suite-digits-missing", "suite-scene-masks-2",
+    "suite-yeast-masks-2", "suite-r8-uncovered",
 )  # fmt: skip
 ROWS = {
     "Anchor": {},
-    "expected labels of weight 3": {"method.expected": 3.0},
     "no expected labels": {"method.expected": 0.0},
+    "expected labels of weight 3": {"method.expected": 3.0},
+    "nothing certain": {"method.certain": 0.0},
+    "no shares": {"method.shares": False},
     "plain cross-entropy": {"method.gamma": 0.0},
-    "labels alone": {"method.expected": 0.0, "method.gamma": 0.0},
+    "labels alone": {"method.expected": 0.0, "method.certain": 0.0, "method.gamma": 0.0},
 }
 SEEDS = (4321, 4322, 4323)
 LAST = 5
@@ -35,11 +37,11 @@ LAST = 5
 
 
 def runs(out: Path) -> Iterator[tuple[str, str, int, Path]]:
-    """Yield setting, row, seed and folder of every run. Multi-label, nothing is balanced: those rows are left out."""
+    """Yield setting, row, seed and folder of every run; multi-label, only ``expected`` is of use."""
     for setting in SETTINGS:
         multi = setting.startswith(("suite-scene", "suite-yeast"))
-        for name in ROWS:
-            if not (multi and "method.gamma" in ROWS[name]):
+        for name, options in ROWS.items():
+            if not multi or not options.keys() - {"method.expected"}:
                 for seed in SEEDS:
                     yield setting, name, seed, out / f"{setting}-{name.replace(' ', '-')}-{seed}"
 

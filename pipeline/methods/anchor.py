@@ -41,10 +41,10 @@ class ExpectingTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], method: Anchor) -> None:
         super().__init__(ctx)
         data, self.single = ctx.data, ctx.objective.kind == "single"
-        self.expected = method.expected
+        self.expected, self.certain = method.expected, method.certain if self.single else 0.0
         self.target_NC = torch.zeros_like(data.y_NC)
         self.open_NC = torch.zeros_like(data.y_NC)
-        if self.expected:
+        if self.expected or self.certain:
             with torch.no_grad():
                 z_ND = ctx.infer(self.model, data)
                 logits_NC = self.model.eval().head(z_ND)
@@ -62,14 +62,15 @@ class ExpectingTrainer(AveragingTrainer):
     def loss(self, batch: Batch) -> Tensor:
         logits_BC: Tensor = self.model(batch.x)
         loss = self.ctx.objective.loss(logits_BC + self.prior_C, batch)
-        if not self.expected:
+        if not (self.expected or self.certain):
             return loss
         target_BC, open_BC = self.target_NC[batch.index_B], self.open_NC[batch.index_B]
         distance = (open_BC * (self.ctx.objective.scores(logits_BC) - target_BC).square()).sum()
         if not self.single:  # a label's two values, and a C-th of the loss is its own
             return loss + self.expected * 2 * distance / (batch.denominator * logits_BC.shape[-1])
         certain_B = possible(logits_BC.log_softmax(-1), self.odds_C).logsumexp(-1)
-        return loss + self.expected * (distance - (open_BC[:, 0] * certain_B).sum()) / batch.denominator
+        likelihood = (open_BC[:, 0] * certain_B).sum()
+        return loss + (self.expected * distance - self.certain * likelihood) / batch.denominator
 
 
 def expectation(
@@ -118,20 +119,25 @@ class Anchor(Averaging):
     revision = 2
 
     expected: float = 1.0
-    """Weight of the expected labels, >= 0; 0: labels alone."""
+    """Weight of the distance to the expected labels, >= 0."""
+    certain: float = 1.0
+    """Single-label: weight of the likelihood that a row has no label, >= 0."""
     gamma: float = 1.0
     """Single-label: power of the class counts in balanced softmax, >= 0; 0 is plain cross-entropy."""
+    shares: bool = True
+    """Single-label: what the classes' shares among the clients that identify them leave says which labels are missing,
+    or how many rows a class has that nobody identifies. False: no label of an identified class is missing."""
 
     def __post_init__(self) -> None:
-        if not (self.expected >= 0 and self.gamma >= 0):
-            raise ValueError(f"method.expected = {self.expected}, method.gamma = {self.gamma}: must be at least 0")
+        if bad := next((n for n in ("expected", "certain", "gamma") if not getattr(self, n) >= 0), ""):
+            raise ValueError(f"method.{bad} = {getattr(self, bad)}: must be at least 0")
 
     @property
     def head(self) -> HeadSpec:
         return HeadSpec(kind="biased")
 
     def begin(self, ctx: ServerContext) -> AnchorState:
-        unseen_C, missing = shares_left(ctx.cards)
+        unseen_C, missing = shares_left(ctx.cards) if self.shares else (torch.zeros(0), torch.zeros(()))
         return AnchorState(weights_of(ctx.model), unseen_C if unseen_C.any() else unseen_C[:0], missing)
 
     def trainer(self, ctx: ClientContext[ServerState]) -> ExpectingTrainer:

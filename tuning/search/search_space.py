@@ -145,6 +145,7 @@ SPACES: Mapping[str, MethodSpace] = {
     "anchor": MethodSpace(
         {
             "expected": Range(0.1, 10, "log", reason="a decade to each side of a label that is known"),
+            "certain": Range(0.1, 10, "log", reason="likewise"),
             "gamma": Range(0, 2, reason="as FedROD's: 0 is plain cross-entropy"),
         },
         warm_up=3,  # the first expectations are an untrained model's

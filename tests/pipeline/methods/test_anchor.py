@@ -25,6 +25,7 @@ from tests.pipeline.compared import C, D, F, N, arrays, base_loss, elsewhere, en
 
 NAMES = torch.randn(C, D, generator=torch.Generator().manual_seed(2))
 NOTHING = torch.zeros(0)
+ALONE = {"expected": 0.0, "certain": 0.0, "gamma": 0.0}
 SHAPES = {"encoder.0.weight": (D, F), "encoder.0.bias": (D,), "head.table": (C, D), "head.bias": (C,)}
 
 
@@ -47,17 +48,20 @@ def logits(w, x_NF):
 
 @pytest.mark.parametrize("task", ["toy-single", "toy-multi"])
 def test_labels_alone_are_fedavg_on_its_network_bit_for_bit(experiment, task):
-    e = experiment("anchor", task, options={"expected": 0.0, "gamma": 0.0})
+    e = experiment("anchor", task, options=ALONE)
     of_fedavg = compared.history(replace(e, method=Plain()))
     compared.assert_same_bits(compared.history(e), of_fedavg)
-    for part in ({"expected": 1.0, "gamma": 0.0}, *([{"expected": 0.0, "gamma": 1.0}] if task == "toy-single" else [])):
-        other = compared.history(experiment("anchor", task, options=part))
+    for part in ("expected", *(["certain", "gamma"] if task == "toy-single" else [])):
+        other = compared.history(experiment("anchor", task, options=ALONE | {part: 1.0}))
         assert any(not torch.equal(other[0][0][name], value) for name, value in of_fedavg[0][0].items())
 
 
-@pytest.mark.parametrize(("expected", "gamma", "missing"), [(1.0, 1.0, 0.0), (0.7, 0.5, 0.3), (0.0, 1.0, 0.0)])
-def test_single_label_loss_and_gradient_equal_numpy(expected, gamma, missing):
-    method = Anchor(expected=expected, gamma=gamma)
+@pytest.mark.parametrize(
+    ("expected", "certain", "gamma", "missing"),
+    [(1.0, 1.0, 1.0, 0.0), (0.7, 0.3, 0.5, 0.3), (0.0, 2.0, 1.0, 0.0), (0.5, 0.0, 1.0, 0.0), (0.0, 0.0, 1.0, 0.0)],
+)
+def test_single_label_loss_and_gradient_equal_numpy(expected, certain, gamma, missing):
+    method = Anchor(expected=expected, certain=certain, gamma=gamma)
     state = method.begin(compared.server(named(), [compared.rows_of()[0]]))
     state = replace(state, unseen_C=NOTHING, missing=torch.tensor(missing, dtype=torch.float64))
     local, micro_batches = compared.started(method, model=named(), state=state)
@@ -69,17 +73,17 @@ def test_single_label_loss_and_gradient_equal_numpy(expected, gamma, missing):
     q /= q.sum(1, keepdims=True)
     open_N = data.y_NC.numpy().sum(1) == 0
     assert 0 < open_N.sum() < N
-    n_C = np.maximum(count_C + bool(expected) * (open_N[:, None] * q).sum(0), 1)
+    n_C = np.maximum(count_C + bool(expected or certain) * (open_N[:, None] * q).sum(0), 1)
     local.model.load_state_dict(elsewhere(local.ctx.state.weights))
 
     def whole(w):
         s = logits(w, x)
         p, a_C = softmax(s), np.array([missing, missing, 1, 1])
-        rest = (open_N * (((p - q) ** 2).sum(1) - np.log((a_C * p).sum(1)))).sum() / N
-        return base_loss("single", s + gamma * np.log(n_C), data) + expected * rest
+        rest = (open_N * (expected * ((p - q) ** 2).sum(1) - certain * np.log((a_C * p).sum(1)))).sum() / N
+        return base_loss("single", s + gamma * np.log(n_C), data) + rest
 
     compared.assert_gradient(local, micro_batches, whole)
-    assert bool(local.active(data).all()) == (expected > 0)
+    assert bool(local.active(data).all()) == (expected + certain > 0)
 
 
 def of_card(client, rows, counts, identified):
@@ -109,6 +113,8 @@ def test_a_class_that_nobody_identifies_has_the_share_that_the_others_leave():
     assert shares(*crowded) == ([0.0] * 4, 0.0), "no less than nothing is left"
     state = Anchor().begin(compared.server(named(), cards))
     assert state.unseen_C.tolist() == unseen_C
+    plain = Anchor(shares=False).begin(compared.server(named(), cards))
+    assert (plain.unseen_C.numel(), float(plain.missing)) == (0, 0.0)
 
 
 def test_what_the_shares_leave_where_all_classes_are_identified_is_missing():
@@ -201,7 +207,7 @@ def test_the_savings_change_no_update():
     compared.assert_savings_agree(Anchor())
 
 
-@pytest.mark.parametrize("options", [{"expected": -0.1}, {"gamma": float("nan")}])
+@pytest.mark.parametrize("options", [{"expected": -0.1}, {"certain": -1.0}, {"gamma": float("nan")}])
 def test_bad_options_are_refused(options):
-    with pytest.raises(ValueError, match=r"\Amethod\.expected = \S+, method\.gamma = \S+: must be at least 0\Z"):
+    with pytest.raises(ValueError, match=rf"\Amethod\.{next(iter(options))} = \S+: must be at least 0\Z"):
         Anchor(**options)
