@@ -43,5 +43,12 @@ def test_methods_with_equal_options_have_digests_of_their_own():
     assert len({digest(Experiment(method=method())) for method in METHODS.values()}) == len(METHODS)
 
 
+def test_a_higher_revision_of_a_method_is_another_experiment(monkeypatch):
+    e = Experiment(method=FedAvg())
+    before = digest(e)
+    monkeypatch.setattr(FedAvg, "revision", 2)
+    assert digest(e) != before
+
+
 if __name__ == "__main__":
     HELD.write_text(json.dumps({"epoch": EPOCH, "defaults": now()}, indent=1, sort_keys=True) + "\n")
