@@ -111,8 +111,8 @@ def lifted(logits_NC: Tensor, open_N: Tensor, rows_C: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor(Averaging):
-    """Client: the labels' loss, by balanced softmax where a row has one, and the distance to what is expected of the
-    rest. Server: FedAvg's. Class embeddings start from the class names.
+    """Client: the labels' loss, by balanced softmax where a row has one; for the rest what is certain of it, and the
+    distance to what is expected. Server: FedAvg's. Class embeddings start from the class names.
     """
 
     name = "anchor"

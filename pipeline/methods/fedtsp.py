@@ -134,7 +134,7 @@ class FedTSP(Method[TSPState, TSPUpdate]):
             weights_of(ctx.model), zeros_CD, torch.tensor(FIRST_LOG_SCALE), prompt_CKP, map_PD, zeros_CD,
             torch.zeros(classes, dtype=torch.bool),
         )  # fmt: skip
-        return replace(state, text_CD=prototypes(ctx.texts, prompt_CKP, map_PD))
+        return replace(state, text_CD=prototypes(ctx.texts, prompt_CKP, map_PD).cpu())
 
     def broadcast(self, state: TSPState, ctx: ServerContext) -> TSPState:
         nothing = torch.zeros(0)
