@@ -451,7 +451,7 @@ def cost(records: Records, name: str) -> str:
 
 def across(records: Records, name: str, what: str = "scores") -> str:
     """Show rows against data sets. what: scores (mean and sd of the first metric, and the rank), costs (megabytes of a
-    client in a round, CPU seconds of a run), or ranks.
+    client in a round, CPU seconds of a run), ranks, or duels (the best row against each other one).
     """
     table = records.table(name)
     if what == "duels":
