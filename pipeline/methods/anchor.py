@@ -7,12 +7,12 @@ Suffixes: N rows of the client, B rows of a micro-batch, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_shares import shares_left
 from anchorfl.pipeline.algorithm.contract import (
     Averaging,
     AveragingTrainer,
@@ -22,15 +22,13 @@ from anchorfl.pipeline.algorithm.contract import (
     ServerState,
 )
 from anchorfl.pipeline.algorithm.parameters import log_prior, weights_of
-from anchorfl.tasks.contract import Batch, ClientData, Objective
+from anchorfl.tasks.contract import Batch, Card, ClientData, Objective
 
 
 @dataclass(frozen=True)
 class AnchorState(ServerState):
     """The server's state, all of which is sent."""
 
-    unseen_C: Tensor
-    """Share of a client's rows that each class has which nobody identifies, 0 for the others; empty: there is none."""
     missing: Tensor
     """Share of the labels of identified classes that are missing, []."""
 
@@ -50,9 +48,9 @@ class ExpectingTrainer(AveragingTrainer):
                 logits_NC = self.model.eval().head(z_ND)
             self.model.train()
             assert isinstance(ctx.state, AnchorState)
-            missing, rows_C = ctx.state.missing.to(z_ND), ctx.state.unseen_C.to(z_ND) * len(data)
+            missing = ctx.state.missing.to(z_ND)
             self.odds_C = torch.where(ctx.card.identified_C, missing, torch.ones_like(missing))
-            self.target_NC, self.open_NC = expectation(logits_NC, data, self.odds_C, rows_C, ctx.objective)
+            self.target_NC, self.open_NC = expectation(logits_NC, data, self.odds_C, ctx.objective)
         count_C = ctx.card.count_C.to(data.y_NC) + (self.target_NC * self.open_NC).sum(0)
         self.prior_C = log_prior(count_C, method.gamma if self.single else 0.0).to(data.y_NC)
 
@@ -73,20 +71,16 @@ class ExpectingTrainer(AveragingTrainer):
         return loss + (self.expected * distance - self.certain * likelihood) / batch.denominator
 
 
-def expectation(
-    logits_NC: Tensor, data: ClientData, odds_C: Tensor, rows_C: Tensor, objective: Objective
-) -> tuple[Tensor, Tensor]:
+def expectation(logits_NC: Tensor, data: ClientData, odds_C: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
     """Return the expected labels [N, C], and 1 where they stand for labels that are not known, else 0 [N, C].
 
     Single-label: of a row without a label, the softmax times ``odds_C``, the probability that a row of the class has
-    none, of logits that are ``lifted`` to ``rows_C``, where it is not empty; a row that can be nothing is left out.
-    Multi-label: of every label that is not known, its probability.
+    none; a row that can be nothing is left out. Multi-label: of every label that is not known, its probability.
     """
     if objective.kind == "multi":
         return logits_NC.sigmoid(), (data.known_NC == 0).to(logits_NC)
     open_N = (data.known_NC == 0).all(-1) & odds_C.any()
-    odd_NC = possible(logits_NC, odds_C)
-    target_NC = (lifted(odd_NC, open_N, rows_C) if rows_C.numel() else odd_NC).softmax(-1)
+    target_NC = possible(logits_NC, odds_C).softmax(-1)
     return target_NC, open_N.to(logits_NC)[:, None].expand_as(target_NC)
 
 
@@ -95,18 +89,20 @@ def possible(logits_NC: Tensor, odds_C: Tensor) -> Tensor:
     return logits_NC + torch.where(odds_C.any(), odds_C, 1.0).log()
 
 
-def lifted(logits_NC: Tensor, open_N: Tensor, rows_C: Tensor) -> Tensor:
-    """Return the logits with one number added to those of the classes of which some rows are expected, so that these
-    have as many of the open rows as that is, or nine of ten of them where that is less.
+def missing_share(cards: Sequence[Card]) -> Tensor:
+    """Return the share of the labels of identified classes that are missing [], float64; 0 where nobody identifies
+    some class.
+
+    A class's share is taken to be that among the rows of the clients that identify it. What these shares leave, where
+    it is more than twice its standard error, is of rows whose labels are missing.
     """
-    unseen_C, open_NC = (rows_C > 0).to(logits_NC), logits_NC[open_N]
-    wanted = torch.minimum(rows_C.sum(), 0.9 * open_N.sum())
-    low, high = wanted.new_tensor(-30.0), wanted.new_tensor(30.0)
-    for _ in range(60):  # what they get grows with the number, so half of the interval is left every time
-        middle = (low + high) / 2
-        enough = ((open_NC + middle * unseen_C).softmax(-1) * unseen_C).sum() >= wanted
-        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    return logits_NC + low * unseen_C
+    count_C, rows_C = (torch.zeros(len(cards[0].count_C), dtype=torch.float64) for _ in range(2))
+    for card in cards:
+        rows_C += card.identified_C * card.num_examples
+        count_C += card.identified_C * card.count_C
+    share_C = count_C / rows_C.clamp(min=1)
+    left, error = (1 - share_C.sum()).clamp(min=0), (share_C * (1 - share_C) / rows_C.clamp(min=1)).sum().sqrt()
+    return left * ((left > 2 * error) & (rows_C > 0).all())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +121,8 @@ class Anchor(Averaging):
     gamma: float = 1.0
     """Single-label: power of the class counts in balanced softmax, >= 0; 0 is plain cross-entropy."""
     shares: bool = True
-    """Single-label: what the classes' shares among the clients that identify them leave says which labels are missing,
-    or how many rows a class has that nobody identifies. False: no label of an identified class is missing."""
+    """Single-label: what the classes' shares among the clients that identify them leave says how many labels are
+    missing. False: no label of an identified class is missing."""
 
     def __post_init__(self) -> None:
         if bad := next((n for n in ("expected", "certain", "gamma") if not getattr(self, n) >= 0), ""):
@@ -137,8 +133,8 @@ class Anchor(Averaging):
         return HeadSpec(kind="biased")
 
     def begin(self, ctx: ServerContext) -> AnchorState:
-        unseen_C, missing = shares_left(ctx.cards) if self.shares else (torch.zeros(0), torch.zeros(()))
-        return AnchorState(weights_of(ctx.model), unseen_C if unseen_C.any() else unseen_C[:0], missing)
+        missing = missing_share(ctx.cards) if self.shares else torch.zeros(())
+        return AnchorState(weights_of(ctx.model), missing)
 
     def trainer(self, ctx: ClientContext[ServerState]) -> ExpectingTrainer:
         return ExpectingTrainer(ctx, self)

@@ -3,8 +3,7 @@
 Oracle: a row y has the loss -log(n_y^gamma p_y / sum_c n_c^gamma p_c), with n_c the client's labels of class c and
 what it expects of it in the other rows, at least 1. A row without a label has
 -log sum_c a_c p_c + sum_c (p_c - q_c)^2, with a_c 1 or, of classes that the client identifies, the share of labels that
-are missing, and q the softmax of the model that was sent, times a_c; classes that nobody identifies are lifted until
-they have their share of the rows. Multi-label: a label that is not known has the
+are missing, and q the softmax of the model that was sent, times a_c. Multi-label: a label that is not known has the
 squared distance of its two values to the sent probabilities.
 """
 
@@ -18,13 +17,12 @@ import torch
 
 from anchorfl.models.heads import BiasedHead
 from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, HeadSpec
-from anchorfl.pipeline.methods.anchor import Anchor, expectation, shares_left
+from anchorfl.pipeline.methods.anchor import Anchor, expectation, missing_share
 from anchorfl.tasks.contract import Card, Objective
 from tests.pipeline import compared
 from tests.pipeline.compared import C, D, F, N, arrays, base_loss, elsewhere, encode, softmax
 
 NAMES = torch.randn(C, D, generator=torch.Generator().manual_seed(2))
-NOTHING = torch.zeros(0)
 ALONE = {"expected": 0.0, "certain": 0.0, "gamma": 0.0}
 SHAPES = {"encoder.0.weight": (D, F), "encoder.0.bias": (D,), "head.table": (C, D), "head.bias": (C,)}
 
@@ -63,7 +61,7 @@ def test_labels_alone_are_fedavg_on_its_network_bit_for_bit(experiment, task):
 def test_single_label_loss_and_gradient_equal_numpy(expected, certain, gamma, missing):
     method = Anchor(expected=expected, certain=certain, gamma=gamma)
     state = method.begin(compared.server(named(), [compared.rows_of()[0]]))
-    state = replace(state, unseen_C=NOTHING, missing=torch.tensor(missing, dtype=torch.float64))
+    state = replace(state, missing=torch.tensor(missing, dtype=torch.float64))
     local, micro_batches = compared.started(method, model=named(), state=state)
     data, x = local.ctx.data, local.ctx.data.x.numpy()
     count_C = data.y_NC.numpy().sum(0)
@@ -90,71 +88,46 @@ def of_card(client, rows, counts, identified):
     return Card(client, rows, torch.tensor(counts), torch.tensor(identified))
 
 
-def shares(*cards):
-    """Return what is left for each class that nobody identifies, and the share of labels that are missing."""
-    unseen_C, missing = shares_left(cards)
-    return unseen_C.tolist(), float(missing)
+def missing(*cards):
+    return float(missing_share(cards))
 
 
-def test_a_class_that_nobody_identifies_has_the_share_that_the_others_leave():
-    """Class 0 has 8 of the 20 rows of those who know it, class 1 has 9 of 30; 2 and 3 are nobody's."""
-    cards = [
-        of_card(0, 10, [3, 4, 0, 0], [True, True, False, False]),
-        of_card(1, 10, [5, 0, 0, 0], [True, False, False, False]),
-        of_card(2, 20, [0, 5, 0, 0], [False, True, False, False]),
-    ]
-    unseen_C, missing = shares(*cards)
-    assert unseen_C == pytest.approx([0, 0, 0.15, 0.15])
-    assert missing == 0.0
-    crowded = (
-        of_card(0, 10, [9, 0, 0, 0], [True, False, False, False]),
-        of_card(1, 10, [0, 9, 0, 0], [False, True, False, False]),
-    )
-    assert shares(*crowded) == ([0.0] * 4, 0.0), "no less than nothing is left"
-    state = Anchor().begin(compared.server(named(), cards))
-    assert state.unseen_C.tolist() == unseen_C
-    plain = Anchor(shares=False).begin(compared.server(named(), cards))
-    assert (plain.unseen_C.numel(), float(plain.missing)) == (0, 0.0)
-
-
-def test_what_the_shares_leave_where_all_classes_are_identified_is_missing():
+def test_what_the_classes_shares_leave_is_missing():
     """Half of the labels; and 4 of 400, which is less than twice the standard error, 2 of 100."""
     half = of_card(0, 40, [5, 5, 5, 5], [True] * 4)
-    assert shares(half) == ([0.0] * 4, 0.5)
-    assert shares(of_card(0, 400, [99, 99, 99, 99], [True] * 4))[1] == 0.0
-    assert shares(of_card(0, 400, [90, 90, 90, 90], [True] * 4))[1] == pytest.approx(0.1)
-    assert shares(of_card(0, 40, [10, 10, 10, 10], [True] * 4))[1] == 0.0
-    state = Anchor().begin(compared.server(named(), [half]))
-    assert (float(state.missing), state.unseen_C.numel()) == (0.5, 0)
+    assert missing(half) == 0.5
+    assert missing(of_card(0, 400, [99, 99, 99, 99], [True] * 4)) == 0.0
+    assert missing(of_card(0, 400, [90, 90, 90, 90], [True] * 4)) == pytest.approx(0.1)
+    assert missing(of_card(0, 40, [10, 10, 10, 10], [True] * 4)) == 0.0
+    assert float(Anchor().begin(compared.server(named(), [half])).missing) == 0.5
+    assert float(Anchor(shares=False).begin(compared.server(named(), [half])).missing) == 0.0
 
 
-@pytest.mark.parametrize(("share", "has"), [(0.1, 1.2), (0.05, 0.6), (0.9, 3.6)])
-def test_it_gets_its_share_of_the_rows_and_the_others_keep_their_odds(share, has):
-    """12 rows, of which 4 have no label: of these, nine of ten at most. Class 3 is nobody's."""
-    state = Anchor().begin(compared.server(named(), [compared.rows_of()[0]]))
-    plain, _ = compared.started(Anchor(), model=named(), state=replace(state, unseen_C=torch.zeros(0)))
-    unseen_C = torch.tensor([0, 0, 0, share]).double()
-    local, _ = compared.started(Anchor(), model=named(), state=replace(state, unseen_C=unseen_C))
-    q_NC, before_NC, open_N = local.target_NC, plain.target_NC, local.open_NC.any(-1)
-    assert int(open_N.sum()) == 4
-    assert float(q_NC[open_N, 3].sum()) == pytest.approx(has, abs=1e-6)
-    odds_N = q_NC[open_N, 3] / q_NC[open_N, 2] / (before_NC[open_N, 3] / before_NC[open_N, 2])
-    assert torch.allclose(odds_N, odds_N[0].expand(4))
-    assert not q_NC[:, :2].any()
-    count_C = compared.rows_of()[1].y_NC.sum(0) + q_NC[open_N].sum(0)
-    assert torch.allclose(local.prior_C, count_C.clamp(min=1).log())
+def test_a_classs_share_is_that_among_those_who_identify_it():
+    """Class 0 has 8 of the 20 rows of those who know it, class 1 9 of 30, class 2 3 of 40: 0.225 is left."""
+    cards = [
+        of_card(0, 10, [3, 4, 0], [True, True, False]),
+        of_card(1, 10, [5, 0, 0], [True, False, False]),
+        of_card(2, 20, [0, 5, 2], [False, True, True]),
+        of_card(3, 20, [0, 0, 1], [False, False, True]),
+    ]
+    assert missing(*cards) == 0.0, "its standard error is 0.14"
+    large = [replace(c, num_examples=100 * c.num_examples, count_C=100 * c.count_C) for c in cards]
+    assert missing(*large) == pytest.approx(1 - 8 / 20 - 9 / 30 - 3 / 40)
+    assert missing(*large[:2]) == 0.0, "nobody identifies class 2"
+    crowded = of_card(0, 10, [9, 0], [True, False]), of_card(1, 10, [0, 9], [False, True])
+    assert missing(*crowded) == 0.0, "no less than nothing is left"
 
 
 def test_the_share_stays_with_the_state_and_travels():
     card, _ = compared.rows_of()
     method, ctx = Anchor(), compared.server(named(), [card])
-    state = method.begin(ctx)
-    assert state.unseen_C.tolist() == pytest.approx([0, 0, 2 / 12, 2 / 12])  # 5 + 3 of 12 rows are labeled
+    state = replace(method.begin(ctx), missing=torch.tensor(0.25, dtype=torch.float64))
     sent = method.broadcast(state, ctx)
     assert sent is state
     update = compared.fitted(method, state=sent, model=named()).update
     after = method.aggregate(state, [ClientResult(card, update)], ctx)
-    assert torch.equal(after.unseen_C, state.unseen_C)
+    assert float(after.missing) == 0.25
     assert not torch.equal(after.weights["head.bias"], state.weights["head.bias"])
 
 
@@ -176,7 +149,7 @@ def test_multi_label_loss_and_gradient_equal_numpy(expected):
 
 def test_a_client_that_identifies_every_class_expects_nothing():
     _, data = compared.rows_of()
-    target_NC, open_NC = expectation(torch.randn(N, C).double(), data, torch.zeros(C), NOTHING, Objective("single"))
+    target_NC, open_NC = expectation(torch.randn(N, C).double(), data, torch.zeros(C), Objective("single"))
     assert not open_NC.any()
     assert target_NC.isfinite().all()
 
@@ -185,7 +158,7 @@ def test_what_is_expected_adds_up_to_one_over_what_can_be():
     _, data = compared.rows_of()
     odds_C = torch.tensor([0.0, 1.0, 0.0, 0.5]).double()
     logits_NC = torch.randn(N, C).double()
-    target_NC, open_NC = expectation(logits_NC, data, odds_C, NOTHING, Objective("single"))
+    target_NC, open_NC = expectation(logits_NC, data, odds_C, Objective("single"))
     assert not target_NC[:, odds_C == 0].any()
     half_N = target_NC[:, 3] / target_NC[:, 1] / (logits_NC[:, 3] - logits_NC[:, 1]).exp()
     torch.testing.assert_close(half_N, torch.full((N,), 0.5).double())
@@ -194,10 +167,9 @@ def test_what_is_expected_adds_up_to_one_over_what_can_be():
 
 
 def test_the_exact_tensors_on_the_wire():
-    """Where somebody identifies every class, the weights alone."""
     wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
     state = Anchor().begin(compared.server(named(), [of_card(0, N, [3] * C, [True] * C)]))
-    assert compared.shapes(state) == wire | {"unseen_C": (0,), "missing": ()}
+    assert compared.shapes(state) == wire | {"missing": ()}
     got = compared.fitted(Anchor(), state=state, model=named())
     assert compared.shapes(got.update) == wire
     assert {name.partition(".")[0] for name in got.memory} == {"all"}
