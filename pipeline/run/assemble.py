@@ -24,12 +24,12 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular.table import resolve_options as resolve_task_options
 
-TABLE_PRESET = "digits/fedalign"
-"""Preset whose method, network and rounds a table takes where none is named. With another ``method.name``: the row of
-that method in the same federation, else the method's own defaults."""
-TABLE_METHODS: Mapping[LabelKind, str] = {"single": "fedalign", "multi": "fedavg"}
-"""Method of a table where none is named. On multi-label tables FedAlign's percentiles label as many rows of a frequent
-class as of a rare one, and cost more than they bring (docs/which-method.md)."""
+TABLE_PRESET = "digits/fedavg"
+"""Preset whose network and rounds a table takes where none is named, with the options of the method's row in the same
+federation, if it has one, else the method's own defaults."""
+TABLE_METHODS: Mapping[LabelKind, str] = {"single": "anchor", "multi": "fedavg"}
+"""Method of a table where none is named: the suite's first, but on multi-label tables the plain one, which no other is
+above by more than chance (docs/which-method.md)."""
 TABLE_TASK = {"min_count": 2, "max_tokens": 256}
 """Options of [task] with another default for tables, whose texts may be few and short."""
 FILE, METHOD = "task.file", "method.name"
@@ -108,6 +108,7 @@ def _start(preset: str, given: Mapping[str, Any]) -> _Start:
     """
     source, method = preset, given.get(METHOD)
     if not preset:
+        method = method or TABLE_METHODS["single"]
         row = f"{TABLE_PRESET.partition('/')[0]}/{method}"
         source = row if row in preset_names() else TABLE_PRESET
     tree, left = preset_tree(source), list[str]()
@@ -134,8 +135,9 @@ def _on_table(preset: str, start: _Start, given: Mapping[str, Any], apply: Apply
     if not preset and METHOD not in given:
         kind = task_of(experiment.task).kind
         log(f"{kind}-label: method {TABLE_METHODS[kind]}; --method.name takes another")
-        given = {**given, METHOD: TABLE_METHODS[kind]}
-        return _on_table(preset, _start(preset, given), given, apply, log)
+        if experiment.method.name != TABLE_METHODS[kind]:
+            given = {**given, METHOD: TABLE_METHODS[kind]}
+            return _on_table(preset, _start(preset, given), given, apply, log)
     options = resolve_task_options(experiment.task, log)
     task, one_class, said = task_of(options), experiment.method.supports.one_class, said | given.keys()
     if start.lent and task.payload != "image" and (of_images := drop(tree, OF_IMAGES)):

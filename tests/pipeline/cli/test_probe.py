@@ -177,4 +177,4 @@ def test_probe_of_a_table_needs_no_preset(here, capsys):
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("anchorfl run --task.file 'my sales.csv' --task.label_columns class")
     assert "$(cat probe.txt)" in last
-    assert json.loads((here / "probe.json").read_text())["preset"] == "my-sales-fedalign"
+    assert json.loads((here / "probe.json").read_text())["preset"] == "my-sales-anchor"

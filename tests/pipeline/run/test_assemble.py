@@ -20,6 +20,7 @@ from anchorfl.pipeline.config.presets import preset_names, read_preset
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.run.assemble import TABLE_PRESET, from_values, from_words
 from anchorfl.pipeline.run.lifecycle import run
@@ -155,13 +156,16 @@ def test_presets_are_set_up_on_a_table(sales, shades, name):
     executor.close()
 
 
-def test_the_default_of_a_table_is_the_digits_preset(sales):
-    """Its options, and so its digest, are those that it had when every table took them from there."""
-    e = from_values("", options(), quiet).experiment
+def test_the_default_of_a_table_is_anchor_on_the_digits_network(sales):
+    """Whoever names FedAlign gets the row of the digits, whose digest is that of the time when all tables took it."""
     task = {name.partition(".")[2]: value for name, value in options().items()}
-    was = replace(read_preset(TABLE_PRESET), task=TaskOptions(name="table-sales", min_count=2, max_tokens=256, **task))
-    assert e == was
-    assert digest(e) == digest(was)
+    made = TaskOptions(name="table-sales", min_count=2, max_tokens=256, **task)
+    e = from_values("", options(), quiet).experiment
+    assert e == replace(read_preset(TABLE_PRESET), task=made, method=Anchor())
+    assert e == from_values("", options() | {"method.name": "anchor"}, quiet).experiment
+    named = from_values("", options() | {"method.name": "fedalign"}, quiet).experiment
+    assert named == (row := replace(read_preset("digits/fedalign"), task=made))
+    assert digest(named) == digest(row)
 
 
 def test_a_multi_label_table_takes_fedavg(tmp_path, monkeypatch):
@@ -260,7 +264,7 @@ def test_a_preset_that_is_a_table_already_lends_nothing(sales):
     assert from_values("mine.toml", {}, quiet) == ("mine.toml", e)
     Path("sales.parquet").rename("june.parquet")
     name, june = from_values("mine.toml", {"task.file": "june.parquet"}, quiet)
-    assert name == "june-fedalign"
+    assert name == "june-anchor"
     assert june == replace(e, task=replace(e.task, file="june.parquet", name="table-june"))
 
 
