@@ -19,29 +19,36 @@ from anchorfl.pipeline.config.presets import shipped
 from anchorfl.pipeline.storage.run_record import read_records
 
 SETTINGS = (
-    "suite-digits-masks-2", "suite-digits-skew-masks", "suite-digits-missing", "suite-scene-masks-2",
-    "suite-yeast-masks-2", "suite-r8-uncovered",
+    "suite-digits-masks-2", "suite-digits-skew-masks", "suite-digits-missing", "suite-digits-one-class",
+    "suite-scene-masks-2", "suite-yeast-masks-2", "suite-r8-uncovered",
 )  # fmt: skip
 ROWS = {
     "Anchor": {},
     "no expected labels": {"method.expected": 0.0},
-    "expected labels of weight 3": {"method.expected": 3.0},
     "nothing certain": {"method.certain": 0.0},
     "no shares": {"method.shares": False},
     "plain cross-entropy": {"method.gamma": 0.0},
-    "labels alone": {"method.expected": 0.0, "method.certain": 0.0, "method.gamma": 0.0},
-}
+    "no control variates": {"method.control_variates": False},
+    "labels alone": {
+        "method.expected": 0.0, "method.certain": 0.0, "method.gamma": 0.0, "method.control_variates": False,
+    },
+}  # fmt: skip
+MISSING = "suite-digits-missing"
+"""The one setting of these in which labels are missing."""
 SEEDS = (4321, 4322, 4323)
 LAST = 5
 """Rounds at the end of which the mean is taken."""
 
 
 def runs(out: Path) -> Iterator[tuple[str, str, int, Path]]:
-    """Yield setting, row, seed and folder of every run; multi-label, only ``expected`` is of use."""
+    """Yield setting, row, seed and folder of every run whose part is of use in its setting; multi-label, that is
+    ``expected`` alone.
+    """
     for setting in SETTINGS:
         multi = setting.startswith(("suite-scene", "suite-yeast"))
         for name, options in ROWS.items():
-            if not multi or not options.keys() - {"method.expected"}:
+            of_use = not options.keys() - {"method.expected"} if multi else True
+            if of_use and (name != "no shares" or setting == MISSING):
                 for seed in SEEDS:
                     yield setting, name, seed, out / f"{setting}-{name.replace(' ', '-')}-{seed}"
 

@@ -178,6 +178,7 @@ class ClientTrainer(ABC, Generic[S, U]):
     """Steps taken in this round, which the loop counts."""
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         cls.replayable = cls.__dict__.get("replayable", False)
 
     def __init__(self, ctx: ClientContext[S]) -> None:
@@ -326,9 +327,14 @@ class Method(ABC, Generic[S, U]):
         """True where contributions have tensors that the server gets as they are (``Contribution.own``)."""
         return False
 
-    @classmethod
-    def sends_weights_alone(cls) -> bool:
-        """Return whether the server learns of the clients the mean of their weights alone, beside their cards."""
+    @property
+    def robust(self) -> tuple[str, ...]:
+        """Robust aggregations, and ``clip_norm``, that its aggregation allows with these options."""
+        return self.supports.robust
+
+    @property
+    def sends_weights_alone(self) -> bool:
+        """True where the server learns of the clients the mean of their weights alone, beside their cards."""
         return False
 
     @property
@@ -453,11 +459,11 @@ class Averaging(Method[ServerState, Update]):
     weighting: Weighting = "samples"
     """Weight of a client in the mean: its number of samples (McMahan et al., 2017), or 1 (FedAlign's tables)."""
 
-    @classmethod
-    def sends_weights_alone(cls) -> bool:
-        """Return True where the sums and the server's step are FedAvg's."""
-        own = cls.aggregate, cls.contribution, cls.merge
-        return own == (Method.aggregate, Averaging.contribution, Averaging.merge) and not cls.sends_initial_message
+    @property
+    def sends_weights_alone(self) -> bool:
+        """True where the sums and the server's step are FedAvg's."""
+        own = type(self).aggregate, type(self).contribution, type(self).merge
+        return own == (Method.aggregate, Averaging.contribution, Averaging.merge) and not self.sends_initial_message
 
     def begin(self, ctx: ServerContext) -> ServerState:
         return ServerState(weights_of(ctx.model))

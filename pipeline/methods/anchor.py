@@ -1,42 +1,44 @@
 """Anchor, this project's own method: what a client cannot know, the server's model expects for it.
 
 Every row has a target: its labels where they are known; where they are not, what the model that was sent expects of
-them, given what is known of the row. Derivation, limits, and where it is not the best: docs/methods/anchor.md.
-Suffixes: N rows of the client, B rows of a micro-batch, C classes.
+them, given what is known of the row. Control variates correct the drift that is left. Derivation, limits, and where it
+is not the best: docs/methods/anchor.md. Suffixes: N rows of the client, B rows of a micro-batch, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import (
-    Averaging,
-    AveragingTrainer,
-    ClientContext,
-    HeadSpec,
-    ServerContext,
-    ServerState,
+from anchorfl.pipeline.algorithm.aggregation import Weighting
+from anchorfl.pipeline.algorithm.class_shares import missing_share
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, HeadSpec, Method, ServerContext
+from anchorfl.pipeline.algorithm.control_variates import (
+    ControlledTrainer,
+    ControlState,
+    ControlUpdate,
+    contribution_of,
+    control_after,
 )
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means
 from anchorfl.pipeline.algorithm.parameters import log_prior, weights_of
-from anchorfl.tasks.contract import Batch, Card, ClientData, Objective
+from anchorfl.tasks.contract import Batch, ClientData, Objective
 
 
 @dataclass(frozen=True)
-class AnchorState(ServerState):
+class AnchorState(ControlState):
     """The server's state, all of which is sent."""
 
     missing: Tensor
     """Share of the labels of identified classes that are missing, []."""
 
 
-class ExpectingTrainer(AveragingTrainer):
+class ExpectingTrainer(ControlledTrainer[AnchorState]):
     replayable = True
 
-    def __init__(self, ctx: ClientContext[ServerState], method: Anchor) -> None:
+    def __init__(self, ctx: ClientContext[AnchorState], method: Anchor) -> None:
         super().__init__(ctx)
         data, self.single = ctx.data, ctx.objective.kind == "single"
         self.expected, self.certain = method.expected, method.certain if self.single else 0.0
@@ -47,7 +49,6 @@ class ExpectingTrainer(AveragingTrainer):
                 z_ND = ctx.infer(self.model, data)
                 logits_NC = self.model.eval().head(z_ND)
             self.model.train()
-            assert isinstance(ctx.state, AnchorState)
             missing = ctx.state.missing.to(z_ND)
             self.odds_C = torch.where(ctx.card.identified_C, missing, torch.ones_like(missing))
             self.target_NC, self.open_NC = expectation(logits_NC, data, self.odds_C, ctx.objective)
@@ -89,30 +90,16 @@ def possible(logits_NC: Tensor, odds_C: Tensor) -> Tensor:
     return logits_NC + torch.where(odds_C.any(), odds_C, 1.0).log()
 
 
-def missing_share(cards: Sequence[Card]) -> Tensor:
-    """Return the share of the labels of identified classes that are missing [], float64; 0 where nobody identifies
-    some class.
-
-    A class's share is taken to be that among the rows of the clients that identify it. What these shares leave, where
-    it is more than twice its standard error, is of rows whose labels are missing.
-    """
-    count_C, rows_C = (torch.zeros(len(cards[0].count_C), dtype=torch.float64) for _ in range(2))
-    for card in cards:
-        rows_C += card.identified_C * card.num_examples
-        count_C += card.identified_C * card.count_C
-    share_C = count_C / rows_C.clamp(min=1)
-    left, error = (1 - share_C.sum()).clamp(min=0), (share_C * (1 - share_C) / rows_C.clamp(min=1)).sum().sqrt()
-    return left * ((left > 2 * error) & (rows_C > 0).all())
-
-
 @dataclass(frozen=True, kw_only=True)
-class Anchor(Averaging):
+class Anchor(Method[AnchorState, ControlUpdate]):
     """Client: the labels' loss, by balanced softmax where a row has one; for the rest what is certain of it, and the
-    distance to what is expected. Server: FedAvg's. Class embeddings start from the class names.
+    distance to what is expected; gradients corrected by control variates. Server: means, as SCAFFOLD's. Class
+    embeddings start from the class names.
     """
 
     name = "anchor"
-    revision = 2
+    revision = 3
+    averaged = ("weights", "control")
 
     expected: float = 1.0
     """Weight of the distance to the expected labels, >= 0."""
@@ -123,6 +110,11 @@ class Anchor(Averaging):
     shares: bool = True
     """Single-label: what the classes' shares among the clients that identify them leave says how many labels are
     missing. False: no label of an identified class is missing."""
+    control_variates: bool = True
+    """Single-label: gradients are corrected by control variates, which travel as the weights do. False: they are not,
+    and clients send weights alone."""
+    weighting: Weighting = "samples"
+    """Weight of a client in the means: its samples, or 1."""
 
     def __post_init__(self) -> None:
         if bad := next((n for n in ("expected", "certain", "gamma") if not getattr(self, n) >= 0), ""):
@@ -132,9 +124,26 @@ class Anchor(Averaging):
     def head(self) -> HeadSpec:
         return HeadSpec(kind="biased")
 
-    def begin(self, ctx: ServerContext) -> AnchorState:
-        missing = missing_share(ctx.cards) if self.shares else torch.zeros(())
-        return AnchorState(weights_of(ctx.model), missing)
+    @property
+    def robust(self) -> tuple[str, ...]:
+        return () if self.control_variates else super().robust
 
-    def trainer(self, ctx: ClientContext[ServerState]) -> ExpectingTrainer:
+    @property
+    def sends_weights_alone(self) -> bool:
+        return not self.control_variates
+
+    def begin(self, ctx: ServerContext) -> AnchorState:
+        controlled = self.control_variates and ctx.objective.kind == "single"
+        control = {n: torch.zeros_like(p) for n, p in ctx.model.named_parameters() if controlled}
+        missing = missing_share(ctx.cards) if self.shares else torch.zeros(())
+        return AnchorState(weights_of(ctx.model), control, missing)
+
+    def trainer(self, ctx: ClientContext[AnchorState]) -> ExpectingTrainer:
         return ExpectingTrainer(ctx, self)
+
+    def contribution(self, result: ClientResult[ControlUpdate]) -> Contribution:
+        return contribution_of(result.update, self.client_weight(result.card))
+
+    def merge(self, state: AnchorState, means: Means, ctx: ServerContext) -> AnchorState:
+        control = control_after(state.control, means, self.total_weight(ctx.cards))
+        return AnchorState(means["weights"], control, state.missing)

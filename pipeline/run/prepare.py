@@ -142,8 +142,8 @@ def _check_aggregation(experiment: Experiment) -> None:
     """Raise InputError where the method's aggregation is none that the robust options can change."""
     method = experiment.method
     for name, option in experiment.federation.aggregator.uses:
-        if name not in method.supports.robust:
-            allowed = f" (it allows {', '.join(method.supports.robust)})" if method.supports.robust else ""
+        if name not in method.robust:
+            allowed = f" (it allows {', '.join(method.robust)})" if method.robust else ""
             hint = "clip_norm to 0" if name == "clip_norm" else "aggregation to 'mean'"
             raise InputError(
                 f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{hint}, or choose another"
@@ -157,8 +157,8 @@ def _check_privacy(experiment: Experiment) -> None:
     if not federation.dp_noise:
         return
     option = f"federation.dp_noise = {federation.dp_noise:g}"
-    if not method.sends_weights_alone():
-        can = ", ".join(name for name, kind in METHODS.items() if kind.sends_weights_alone())
+    if not method.sends_weights_alone:
+        can = ", ".join(name for name, kind in METHODS.items() if kind().sends_weights_alone)
         raise InputError(
             f"{option} is for methods whose clients send weights alone ({can}), and not for {method.name!r}"
         )

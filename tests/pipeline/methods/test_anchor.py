@@ -18,12 +18,13 @@ import torch
 from anchorfl.models.heads import BiasedHead
 from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, HeadSpec
 from anchorfl.pipeline.methods.anchor import Anchor, expectation, missing_share
+from anchorfl.pipeline.methods.scaffold import Scaffold
 from anchorfl.tasks.contract import Card, Objective
 from tests.pipeline import compared
 from tests.pipeline.compared import C, D, F, N, arrays, base_loss, elsewhere, encode, softmax
 
 NAMES = torch.randn(C, D, generator=torch.Generator().manual_seed(2))
-ALONE = {"expected": 0.0, "certain": 0.0, "gamma": 0.0}
+ALONE = {"expected": 0.0, "certain": 0.0, "gamma": 0.0, "control_variates": False}
 SHAPES = {"encoder.0.weight": (D, F), "encoder.0.bias": (D,), "head.table": (C, D), "head.bias": (C,)}
 
 
@@ -32,6 +33,14 @@ class Plain(Averaging):
     """FedAvg on the network of Anchor."""
 
     name = "plain"
+    head = HeadSpec(kind="biased")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controlled(Scaffold):
+    """SCAFFOLD on the network of Anchor."""
+
+    name = "controlled"
     head = HeadSpec(kind="biased")
 
 
@@ -49,9 +58,20 @@ def test_labels_alone_are_fedavg_on_its_network_bit_for_bit(experiment, task):
     e = experiment("anchor", task, options=ALONE)
     of_fedavg = compared.history(replace(e, method=Plain()))
     compared.assert_same_bits(compared.history(e), of_fedavg)
-    for part in ("expected", *(["certain", "gamma"] if task == "toy-single" else [])):
-        other = compared.history(experiment("anchor", task, options=ALONE | {part: 1.0}))
-        assert any(not torch.equal(other[0][0][name], value) for name, value in of_fedavg[0][0].items())
+    for part in ("expected", *(["certain", "gamma", "control_variates"] if task == "toy-single" else [])):
+        other = compared.history(experiment("anchor", task, options=ALONE | {part: type(ALONE[part])(1)}))
+        assert any(not torch.equal(other[1][0][name], value) for name, value in of_fedavg[1][0].items())
+
+
+def test_labels_alone_with_control_variates_are_scaffold_on_its_network_bit_for_bit(experiment):
+    e = experiment("anchor", options=ALONE | {"control_variates": True})
+    compared.assert_same_bits(compared.history(e), compared.history(replace(e, method=Controlled(weighting="samples"))))
+
+
+def test_multi_label_no_gradient_is_corrected(experiment):
+    e = experiment("anchor", "toy-multi")
+    alone = experiment("anchor", "toy-multi", options={"control_variates": False})
+    compared.assert_same_bits(compared.history(e), compared.history(alone))
 
 
 @pytest.mark.parametrize(
@@ -167,10 +187,16 @@ def test_what_is_expected_adds_up_to_one_over_what_can_be():
 
 
 def test_the_exact_tensors_on_the_wire():
-    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
+    wire, control = ({f"{part}/{name}": shape for name, shape in SHAPES.items()} for part in ("weights", "control"))
     state = Anchor().begin(compared.server(named(), [of_card(0, N, [3] * C, [True] * C)]))
-    assert compared.shapes(state) == wire | {"missing": ()}
+    assert compared.shapes(state) == wire | control | {"missing": ()}
     got = compared.fitted(Anchor(), state=state, model=named())
+    assert compared.shapes(got.update) == wire | control
+    assert {name.partition(".")[0] for name in got.memory} == {"all", "control"}
+    alone = Anchor(control_variates=False)
+    state = alone.begin(compared.server(named(), [of_card(0, N, [3] * C, [True] * C)]))
+    assert compared.shapes(state) == wire | {"missing": ()}
+    got = compared.fitted(alone, state=state, model=named())
     assert compared.shapes(got.update) == wire
     assert {name.partition(".")[0] for name in got.memory} == {"all"}
 

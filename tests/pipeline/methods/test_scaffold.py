@@ -19,7 +19,8 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientResult
-from anchorfl.pipeline.methods.scaffold import ControlState, ControlUpdate, Scaffold
+from anchorfl.pipeline.algorithm.control_variates import ControlState, ControlUpdate
+from anchorfl.pipeline.methods.scaffold import Scaffold
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, Rule, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 

@@ -20,6 +20,7 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
+from tests.conftest import SMALL
 from tests.runs import nobody, quiet
 
 ALL = {"rounds": 6, "clients_per_round": 0, "quorum": 1.0}
@@ -32,9 +33,9 @@ MERGES = [
 ]
 """Each withstands one client of five."""
 METHODS_THAT_ALLOW = {
-    (): {"feddyn", "fedmlp", "fedproto", "fedtsp", "scaffold"},
+    (): (NONE := {"anchor", "feddyn", "fedmlp", "fedproto", "fedtsp", "scaffold"}),
     ("median", "trimmed_mean"): {"fednh"},
-    ROBUST: set(METHODS) - {"feddyn", "fedmlp", "fedproto", "fedtsp", "scaffold", "fednh"},
+    ROBUST: set(METHODS) - NONE - {"fednh"},
 }
 
 
@@ -222,7 +223,7 @@ def test_a_clip_cuts_what_is_merged(answered):
 
 def test_what_methods_allow():
     for allowed, names in METHODS_THAT_ALLOW.items():
-        assert {name for name, method in METHODS.items() if method.supports.robust == allowed} == names
+        assert {n for n, method in METHODS.items() if method(**SMALL.get(n, {})).robust == allowed} == names
 
 
 @pytest.mark.parametrize(
