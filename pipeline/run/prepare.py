@@ -145,9 +145,10 @@ def _check_aggregation(experiment: Experiment) -> None:
         if name not in method.robust:
             allowed = f" (it allows {', '.join(method.robust)})" if method.robust else ""
             hint = "clip_norm to 0" if name == "clip_norm" else "aggregation to 'mean'"
+            other = "other options of [method]" if name in method.supports.robust else "another method"
             raise InputError(
-                f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{hint}, or choose another"
-                " method (docs/robust-aggregation.md says why)"
+                f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{hint}, or choose {other}"
+                " (docs/robust-aggregation.md says why)"
             )
 
 

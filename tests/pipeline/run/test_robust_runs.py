@@ -236,6 +236,12 @@ def test_what_methods_allow():
             " choose another method (docs/robust-aggregation.md says why)",
         ),
         (
+            "anchor", {"aggregation": "median"},
+            "federation.aggregation = 'median': method 'anchor' does not allow it; set federation.aggregation to"
+            " 'mean', or"
+            " choose other options of [method] (docs/robust-aggregation.md says why)",
+        ),
+        (
             "feddyn", {"clip_norm": 2.0},
             "federation.clip_norm = 2: method 'feddyn' does not allow it; set federation.clip_norm to 0, or choose"
             " another method (docs/robust-aggregation.md says why)",
