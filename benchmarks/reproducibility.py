@@ -154,10 +154,11 @@ KEPT = {
         " --method.lambda_div 0.0013",
     ),
     "suite": Kept(
-        ("suite", "suite-yeast", "suite-r8", "suite-digits-more"),
-        "suite --data suite-digits-masks-2,suite-digits-masks-3,suite-digits-skew-0.1,suite-digits-skew-masks,"
-        "suite-digits-one-class,suite-r8-masks-3,suite-r8-uncovered,suite-scene-masks-2,suite-scene-masks-3,"
-        "suite-yeast-masks-2,suite-yeast-masks-4",
+        ("suite", "suite-yeast", "suite-r8", "suite-digits-more", "suite-missing"),
+        "suite --data suite-digits-masks-2,suite-digits-masks-3,suite-digits-masks-5,suite-digits-skew-0.1,"
+        "suite-digits-skew-masks,suite-digits-missing,suite-digits-one-class,suite-r8-masks-3,suite-r8-uncovered,"
+        "suite-scene-masks-2,suite-scene-masks-3,suite-scene-missing,suite-yeast-masks-2,suite-yeast-masks-4,"
+        "suite-yeast-missing",
         "suite",
     ),
 }
