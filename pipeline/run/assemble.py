@@ -28,8 +28,8 @@ TABLE_PRESET = "digits/fedavg"
 """Preset whose network and rounds a table takes where none is named, with the options of the method's row in the same
 federation, if it has one, else the method's own defaults."""
 TABLE_METHODS: Mapping[LabelKind, str] = {"single": "anchor", "multi": "fedavg"}
-"""Method of a table where none is named: the suite's first, but on multi-label tables the plain one, which no other is
-above by more than chance (docs/which-method.md)."""
+"""Method of a table where none is named: single-label the suite's first, multi-label the plain one, from which the
+others are not far (docs/which-method.md)."""
 TABLE_TASK = {"min_count": 2, "max_tokens": 256}
 """Options of [task] with another default for tables, whose texts may be few and short."""
 FILE, METHOD = "task.file", "method.name"
