@@ -80,6 +80,13 @@ def test_methods_whose_clients_send_more_are_refused(private):
             make_run_spec(private(name), quiet)
 
 
+def test_anchor_without_control_variates_is_covered(private, experiment, tmp_path):
+    options = {"weighting": "uniform", "control_variates": False}
+    e = replace(private(), method=experiment("anchor", options=options).method)
+    assert run(e, tmp_path / "run", quiet).checksum
+    assert read_records(tmp_path / "run")[0][1].metrics["aggregation/clipped"] > 0
+
+
 def test_what_would_not_be_covered_is_refused(private):
     with pytest.raises(InputError, match=r"one with many rows counts more than others; set method.weighting to 'unif"):
         make_run_spec(private(weighting="samples"), quiet)

@@ -226,6 +226,14 @@ def test_what_methods_allow():
         assert {n for n, method in METHODS.items() if method(**SMALL.get(n, {})).robust == allowed} == names
 
 
+def test_anchor_without_control_variates_allows_what_fedavg_does(experiment, tmp_path):
+    e = experiment(
+        "anchor", options={"control_variates": False}, federation={"clients_per_round": 4, "quorum": 1.0, "rounds": 2}
+    )
+    robust = replace(e, federation=replace(e.federation, aggregation="median"))
+    assert run(robust, tmp_path / "robust", quiet).checksum != run(e, tmp_path / "mean", quiet).checksum
+
+
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
