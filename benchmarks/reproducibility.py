@@ -1,4 +1,5 @@
-"""Write the tables of REPRODUCIBILITY.md and docs/results/, and tuning/ours.csv, from the records of kept runs.
+"""Write the tables of REPRODUCIBILITY.md and docs/results/, tuning/ours.csv, and the suite's diagram of ranks, from the
+records of kept runs.
 
 A page holds prose, which people write, and blocks, which this writes:
 
@@ -8,7 +9,7 @@ A page holds prose, which people write, and blocks, which this writes:
 VIEW is a key of VIEWS, TABLE one of KEPT; each view's docstring says which options it takes. Published figures come
 from tuning/published.csv, ours from benchmarks/results/*.tar.xz.
 
-    python -m benchmarks.reproducibility            # write every block and the CSV anew
+    python -m benchmarks.reproducibility            # write every block and file anew
     python -m benchmarks.reproducibility --check    # write nothing; exit 1 where one differs
 """
 
@@ -25,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from anchorfl.pipeline.results.picture import svg
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.command import parse_args
 from anchorfl.tuning.tables.options import drop_free_options
@@ -32,6 +34,7 @@ from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
 from anchorfl.tuning.tables.page import against_best, costs_across, ranks, scores_across, verdicts
 from anchorfl.tuning.tables.page import ours as ours_text
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
+from anchorfl.tuning.tables.plots import rank_diagram
 from anchorfl.tuning.tables.published import figure_lines, rows_of, select_rows, value_text
 from anchorfl.tuning.tables.ranks import duels_of, ranking_of
 from anchorfl.tuning.tables.runs import RunIndex, attach_folders, check_has_scores, index_runs, table_runs_of
@@ -50,6 +53,7 @@ from benchmarks.last_rounds import Swing, swing
 
 TOP = Path(__file__).resolve().parents[1]
 ARCHIVES = TOP / "benchmarks" / "results"
+RANKS = TOP / "docs" / "images" / "suite-ranks.svg"
 BLOCK = re.compile(r"(<!-- made: (?P<words>[^\n]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 SMALL = (
     "--model.network resnet8 --model.stem auto --model.width 64 --optimizer.batch_size 32 --evaluation.test last"
@@ -252,6 +256,14 @@ def ours(records: Records) -> str:
     """Return tuning/ours.csv: our figures of the presets, by the tables that have a page."""
     kept = {name: " ".join(f"{a}.tar.xz" for a in k.archives) for name, k in KEPT.items() if k.link}
     return csv_text(figure for name, where in kept.items() for figure in figures_of(records.table(name), where))
+
+
+def diagram(records: Records, name: str) -> str:
+    """Return the critical-difference diagram of a kept table, as the text of an SVG file."""
+    ranking = ranking_of(records.table(name))
+    if ranking is None:
+        raise InputError(f"{name}: no ranks, of fewer than three data sets or rows")
+    return svg(rank_diagram(ranking))
 
 
 def rounds_of(folder: Path) -> list[str]:
@@ -541,10 +553,11 @@ def main() -> None:
         records = Records(Path(folder))
         texts = {page: page.read_text(encoding="utf-8") for page in pages()}
         try:
-            new = {page: made(text, records) for page, text in texts.items()} | {OURS.resolve(): ours(records)}
+            new = {page: made(text, records) for page, text in texts.items()}
+            new |= {OURS.resolve(): ours(records), RANKS.resolve(): diagram(records, "suite")}
         except InputError as error:
             parser.exit(2, f"{error}\n")
-    texts[OURS.resolve()] = OURS.read_text(encoding="utf-8") if OURS.exists() else ""
+    texts |= {path: path.read_text(encoding="utf-8") if path.exists() else "" for path in new.keys() - texts.keys()}
     differ = [page for page, text in new.items() if text != texts[page]]
     names = ", ".join(str(page.relative_to(TOP)) for page in differ)
     if check and differ:

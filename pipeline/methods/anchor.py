@@ -93,8 +93,7 @@ def possible(logits_NC: Tensor, odds_C: Tensor) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class Anchor(Method[AnchorState, ControlUpdate]):
     """Client: the labels' loss, by balanced softmax where a row has one; for the rest what is certain of it, and the
-    distance to what is expected; gradients corrected by control variates. Server: means, as SCAFFOLD's. Class
-    embeddings start from the class names.
+    distance to what is expected; gradients corrected by control variates. Server: means, as SCAFFOLD's.
     """
 
     name = "anchor"

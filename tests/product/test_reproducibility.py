@@ -9,7 +9,20 @@ import sys
 import pytest
 
 from anchorfl.tasks.errors import InputError
-from benchmarks.reproducibility import ARCHIVES, BLOCK, KEPT, RUNS, TOP, Records, made, main, pages, wrapped
+from benchmarks.reproducibility import (
+    ARCHIVES,
+    BLOCK,
+    KEPT,
+    RANKS,
+    RUNS,
+    TOP,
+    Records,
+    diagram,
+    made,
+    main,
+    pages,
+    wrapped,
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +37,10 @@ def test_every_block_is_what_the_kept_records_say(records):
         assert made(text, records) == text, f"{page.name}: run python -m benchmarks.reproducibility"
     archives = {path.name.partition(".")[0] for path in ARCHIVES.glob("*.tar.xz")}
     assert archives == {name for kept in KEPT.values() for name in kept.archives} | {name for name, _ in RUNS.values()}
+
+
+def test_the_diagram_of_ranks_is_of_the_kept_records(records):
+    assert RANKS.read_text(encoding="utf-8") == diagram(records, "suite"), "run python -m benchmarks.reproducibility"
 
 
 def test_no_run_of_a_kept_table_is_missing(records):

@@ -90,6 +90,7 @@ def test_what_is_missing_is_run(paper, ray_running, capsys):
     (made,) = Path("runs").glob("digits-fedalign-s2-*")
     assert f"digits/fedalign seed 2: starts in {made}" in said
     assert "3/3 done" in said
+    assert "digits/fedalign seed 2: macro F1 " in said
     assert "4 of 4 runs" in said
     assert json.loads((made / "result.json").read_text())["checksum"] == by_hand(2, Path("again"), SHORT, "fedalign")
     page = Path("runs/table-toy/table.md").read_text()

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ from anchorfl.tuning.tables.runs import (
     prepare_all,
     table_runs_of,
 )
-from anchorfl.tuning.tables.statistics import Table, table_of
+from anchorfl.tuning.tables.statistics import Table, figures_text, table_of
 
 FAILED = 3
 """Exit code where a run failed; the others are kept, and the page is written."""
@@ -251,13 +252,16 @@ class TableCommand:
         from anchorfl.pipeline.cluster import ray_cluster, ray_watch  # Ray, which the page alone does without
         from anchorfl.tuning.tables.launch import run_jobs, shares_of
 
+        figures = partial(figures_text, self.paper)
         with ray_watch.if_ray_dies(self.args.command), ray_cluster.session(jobs[0].run.experiment.cluster):
             shares_of(jobs)  # what the cluster has no room for is refused before hours of preparation
             preparation = prepare_all(jobs, self.log)
             self.failed |= preparation.failures
             prepared = [job for job in jobs if job.run.digest in preparation.run_specs]
             if prepared:
-                self.failed |= run_jobs(prepared, preparation.run_specs, self.args.parallel, self.log, record.notify)
+                self.failed |= run_jobs(
+                    prepared, preparation.run_specs, self.args.parallel, self.log, record.notify, figures
+                )
         for line in failure_lines(table_runs, self.failed):
             self.notes.append(line)
             self.log(line)

@@ -55,12 +55,16 @@ def _train_run(config: dict[str, Any], context: TableContext) -> None:
 class TableProgress(NotPickled, Callback):
     """Tune's callback: says when a run starts and ends, and about how long the rest takes.
 
-    notify: gets the folder of a run that has started or ended, and None now and then while runs go.
+    notify: gets the folder of a run that has started or ended, and None now and then while runs go. figures: the
+    table's own figures of a finished run, as text.
     """
 
-    def __init__(self, jobs: Sequence[Job], at_once: int, log: Log, notify: Callable[[Path | None], None]) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], at_once: int, log: Log, notify: Callable[[Path | None], None],
+        figures: Callable[[Path], str],
+    ) -> None:  # fmt: skip
         self.jobs = {job.run.digest: job for job in jobs}
-        self.at_once, self.log, self.notify = at_once, log, notify
+        self.at_once, self.log, self.notify, self.figures = at_once, log, notify, figures
         self.began: dict[str, float] = {}
         self.spent: list[float] = []
         self.over = 0
@@ -94,13 +98,11 @@ class TableProgress(NotPickled, Callback):
         self.over += 1
         now = time.monotonic()
         seconds = now - self.began.get(job.run.digest, now)  # one whose process never came up has not started
-        result = read_result(job.folder, "scores")
-        if not result:
+        if not read_result(job.folder, "scores"):
             self.log(f"{job.run.name}: ended without a result after {seconds / 60:.1f} min  {self._rest()}")
             return
         self.spent.append(seconds)
-        scores = "  ".join(f"{name} {100 * value:.2f}" for name, value in result["scores"]["test"].items())
-        self.log(f"{job.run.name}: test {scores}  {seconds / 60:.1f} min  {self._rest()}")
+        self.log(f"{job.run.name}: {self.figures(job.folder)}  {seconds / 60:.1f} min  {self._rest()}")
         self.notify(job.folder)
 
     def _rest(self) -> str:
@@ -120,9 +122,10 @@ def shares_of(jobs: Sequence[Job]) -> list[dict[str, float]]:
 
 
 def run_jobs(
-    jobs: Sequence[Job], run_specs: Mapping[str, RunSpec], at_once: int, log: Log, notify: Callable[[Path | None], None]
-) -> dict[str, str]:
-    """Run the jobs; return what failed, digest -> reason in a line. Ray is running.
+    jobs: Sequence[Job], run_specs: Mapping[str, RunSpec], at_once: int, log: Log,
+    notify: Callable[[Path | None], None], figures: Callable[[Path], str],
+) -> dict[str, str]:  # fmt: skip
+    """Run the jobs; return what failed, digest -> reason in a line. Ray is running; the rest as ``TableProgress``.
 
     KeyboardInterrupt where Ctrl-C ended it early: every run stands after its last completed round.
     """
@@ -135,7 +138,7 @@ def run_jobs(
         train_run, context, shares, at_once,
         reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory
         param_space={"job": tune.grid_search(list(folders))},
-        callbacks=[TableProgress(jobs, at_once, log, notify)],
+        callbacks=[TableProgress(jobs, at_once, log, notify, figures)],
     )  # fmt: skip
     reasons = {r.config["job"]: failure_reason(r, folders[r.config["job"]]) for r in results if r.config}
     failed = {digest: reason for digest, reason in reasons.items() if reason}

@@ -206,8 +206,8 @@ class Table:
         ]
 
     def _scores(self, row: Row, metric: Metric) -> dict[int, float]:
-        name = f"{metric.value}_{self.paper.reported}"
-        return {seed: value for seed, summary in self.of(row).items() if (value := summary.values[name]) is not None}
+        scores = {seed: figure_of(self.paper, metric, summary) for seed, summary in self.of(row).items()}
+        return {seed: score for seed, score in scores.items() if score is not None}
 
     def cost(self, row: Row) -> Cost:
         """Return the mean cost of a row's runs."""
@@ -240,6 +240,18 @@ def table_of(
     finished = {digest: load_run(folder) for digest, folder in folders.items()}
     notes = [*notes, *dropped_client_notes(table_runs, finished)]
     return Table(paper, table_runs, finished, options, command, notes)
+
+
+def figure_of(paper: Paper, metric: Metric, summary: RunSummary) -> float | None:
+    """Return the figure of a run that the table has, 0 to 1."""
+    return summary.values[f"{metric.value}_{paper.reported}"]
+
+
+def figures_text(paper: Paper, folder: Path) -> str:
+    """Return a finished run's figures in percent, as the table has them: ``macro F1 98.52  accuracy 98.55``."""
+    summary = load_run(folder)
+    figures = {metric.shown: figure_of(paper, metric, summary) for metric in paper.metrics}
+    return "  ".join(f"{name} {100 * value:.2f}" for name, value in figures.items() if value is not None)
 
 
 def dropped_client_notes(table_runs: Sequence[TableRun], finished: Mapping[str, RunSummary]) -> list[str]:

@@ -25,6 +25,7 @@ from anchorfl.tuning.tables.statistics import (
     REPRODUCED,
     WITHIN_NOISE,
     TableEntry,
+    figures_text,
     table_of,
 )
 from tests.tuning.made_tables import made_run, rising, toy
@@ -72,6 +73,15 @@ def test_every_number_by_hand(tmp_path):
     assert (align["published"], align["published_sd"], align["tables"]) == ("30", "1.5", "1 2")
     assert float(align["sd"]) == pytest.approx(1.0)
     assert (align["verdict"], align["p"]) == (REPRODUCED, "")
+
+
+def test_the_line_of_a_finished_run_has_the_figure_that_the_table_has(tmp_path):
+    """Of the last round where that is what the paper reports; the mean of the last five where it is that."""
+    table = made(tmp_path)
+    folder = next(run.folder for run in table.runs if (run.row.name, run.seed) == ("fedavg", 3))
+    assert figures_text(table.paper, folder) == "macro F1 24.00  accuracy 34.00"
+    # round 0 trained nothing and is no scored round: (10 + 24) / 2 and (20 + 34) / 2
+    assert figures_text(replace(table.paper, reported="last5"), folder) == "macro F1 17.00  accuracy 27.00"
 
 
 def test_json_has_the_numbers_of_the_csv(tmp_path):
