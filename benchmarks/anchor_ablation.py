@@ -1,54 +1,82 @@
-"""What each part of Anchor is worth: macro F1 on validation rows with and without it, in settings of the suite.
+"""What each part of Anchor is worth, and what others would add: macro F1 on validation rows, in settings of the suite.
 
     ANCHORFL_DATA=data python -m benchmarks.anchor_ablation anchor-runs            # what is missing; then the table
     ANCHORFL_DATA=data python -m benchmarks.anchor_ablation anchor-runs --show     # the table of what is there
 
 A figure is the mean of the last five rounds, in percent, over the seeds; the test split is not scored. A row's options
-are Anchor's but for those that it names.
+are Anchor's but for those that it names; parts that Anchor does without are in ``anchor_parts``. Their names come from
+a text encoder (``make encoder``).
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import anchorfl
 from anchorfl.pipeline.config.presets import shipped
 from anchorfl.pipeline.storage.run_record import read_records
+from benchmarks.minilm_concepts import PACKAGE
 
-SETTINGS = (
-    "suite-digits-masks-2", "suite-digits-skew-masks", "suite-digits-missing", "suite-digits-one-class",
-    "suite-scene-masks-2", "suite-yeast-masks-2", "suite-r8-uncovered",
-)  # fmt: skip
-ROWS = {
-    "Anchor": {},
-    "no expected labels": {"method.expected": 0.0},
-    "nothing certain": {"method.certain": 0.0},
-    "no shares": {"method.shares": False},
-    "plain cross-entropy": {"method.gamma": 0.0},
-    "no control variates": {"method.control_variates": False},
-    "labels alone": {
-        "method.expected": 0.0, "method.certain": 0.0, "method.gamma": 0.0, "method.control_variates": False,
-    },
-}  # fmt: skip
 MISSING = "suite-digits-missing"
 """The one setting of these in which labels are missing."""
+SINGLE = (
+    "suite-digits-masks-2", "suite-digits-skew-masks", MISSING, "suite-digits-one-class", "suite-r8-uncovered",
+)  # fmt: skip
+MULTI = ("suite-scene-masks-2", "suite-yeast-masks-2")
+SETTINGS = (*SINGLE[:-1], *MULTI, SINGLE[-1])
+NAMED = tuple(setting for setting in SETTINGS if "yeast" not in setting)
+"""Those whose classes have names: yeast's are numbered."""
+NAMES = {"class_embeddings.init": "language_model"}
+"""``main`` adds the encoder, all-MiniLM-L6-v2."""
+PARTS = "benchmarks.anchor_parts"
+
+
+class Row(NamedTuple):
+    """Anchor with other options."""
+
+    options: Mapping[str, Any] = MappingProxyType({})
+    settings: tuple[str, ...] = SETTINGS
+    """Those in which they change something."""
+
+
+WITHOUT = {
+    "Anchor": Row(),
+    "no expected labels": Row({"method.expected": 0.0}),
+    "nothing certain": Row({"method.certain": 0.0}, SINGLE),
+    "no shares": Row({"method.shares": False}, (MISSING,)),
+    "plain cross-entropy": Row({"method.gamma": 0.0}, SINGLE),
+    "no control variates": Row({"method.control_variates": False}, SINGLE),
+    "labels alone": Row(
+        {"method.expected": 0.0, "method.certain": 0.0, "method.gamma": 0.0, "method.control_variates": False}, SINGLE
+    ),
+}
+WITH = {
+    "class embeddings from names": Row(NAMES, NAMED),
+    "from names, and frozen": Row(NAMES | {"method.name": f"{PARTS}:Frozen"}, NAMED),
+    "random and frozen": Row({"method.name": f"{PARTS}:Frozen"}),
+    "spread out by the server": Row({"method.name": f"{PARTS}:Spread"}),
+    "a simplex": Row({"method.name": f"{PARTS}:Simplex"}, SINGLE),
+    "pseudo-labels for expected ones": Row({"method.name": f"{PARTS}:Pseudo", "method.expected": 0.0}),
+    "pseudo-labels beside them": Row({"method.name": f"{PARTS}:Pseudo"}),
+    "expected labels that grow": Row({"method.name": f"{PARTS}:Growing"}),
+    "control variates": Row({"method.name": f"{PARTS}:Controlled"}, MULTI),
+}
 SEEDS = (4321, 4322, 4323)
 LAST = 5
 """Rounds at the end of which the mean is taken."""
 
 
 def runs(out: Path) -> Iterator[tuple[str, str, int, Path]]:
-    """Yield setting, row, seed and folder of every run whose part is of use in its setting; multi-label, that is
-    ``expected`` alone.
-    """
+    """Yield setting, row, seed and folder of every run."""
     for setting in SETTINGS:
-        multi = setting.startswith(("suite-scene", "suite-yeast"))
-        for name, options in ROWS.items():
-            of_use = not options.keys() - {"method.expected"} if multi else True
-            if of_use and (name != "no shares" or setting == MISSING):
+        for name, row in (WITHOUT | WITH).items():
+            if setting in row.settings:
                 for seed in SEEDS:
                     yield setting, name, seed, out / f"{setting}-{name.replace(' ', '-')}-{seed}"
 
@@ -61,15 +89,15 @@ def score(folder: Path) -> float | None:
     return 100 * statistics.mean(values[-LAST:])
 
 
-def table(out: Path) -> str:
-    """Return the table as Markdown."""
+def table(out: Path, rows: Iterable[str]) -> str:
+    """Return the table of some rows as Markdown."""
     found: dict[tuple[str, str], list[float]] = {}
     for setting, name, _, folder in runs(out):
         if (value := score(folder)) is not None:
             found.setdefault((setting, name), []).append(value)
     shown = {federation: data for data, federation in shipped().papers["suite"].data.items()}
     lines = [f"| | {' | '.join(shown[setting] for setting in SETTINGS)} |", "|---" * (1 + len(SETTINGS)) + "|"]
-    for name in ROWS:
+    for name in rows:
         cells = [found.get((setting, name), []) for setting in SETTINGS]
         texts = [f"{statistics.mean(v):.1f} ± {statistics.stdev(v):.1f}" if len(v) > 1 else "-" for v in cells]
         lines.append(f"| {name} | {' | '.join(texts)} |")
@@ -85,8 +113,11 @@ def main() -> None:
     for setting, name, seed, folder in runs(options.out):
         if not options.show and score(folder) is None:
             chosen = {"seed": seed, "cluster.executor": "serial", "tracking.uri": "none", "evaluation.test": "never"}
-            anchorfl.run(f"{setting}/anchor", ROWS[name] | chosen, folder=folder)
-    print(table(options.out))
+            part = (WITHOUT | WITH)[name].options
+            if part.items() >= NAMES.items():
+                chosen["class_embeddings.encoder"] = str(import_module(PACKAGE).get_model_path())
+            anchorfl.run(f"{setting}/anchor", {**part, **chosen}, folder=folder)
+    print(table(options.out, WITHOUT), table(options.out, ["Anchor", *WITH]), sep="\n\n")
 
 
 if __name__ == "__main__":
