@@ -18,6 +18,8 @@ from anchorfl.tasks.contract import Batch, ClientData
 
 
 class TermsTrainer(AlignTrainer):
+    replayable = True
+
     def __init__(self, ctx: ClientContext[AlignState], method: FedAlignWithTerms) -> None:
         super().__init__(ctx, method)
         self.terms = FedPU(lambda_=method.lambda_).trainer(ctx)
