@@ -7,7 +7,7 @@ cat 163+3/174+4/322+10, chair 224+58/221+69/417+128, cow 69+2/72+3/127+0, dining
 203+7/218+2/418+15, horse 139+5/148+2/274+5, motorbike 120+3/125+1/222+11, person 1025+45/983+42/2007+90, potted plant
 133+20/112+8/224+30, sheep 48+1/48+0/97+1, sofa 111+77/118+66/223+132, train 127+1/134+1/259+0, tv monitor
 128+16/128+7/229+26. Variant ``trainval`` is FedALC's: all 5011 for training, of which ``task.validation = 0.05`` holds
-out a twentieth (its 4761/250), and the same test images.
+out a twentieth (251; the paper has 4761/250), and the same test images.
 VOC2012: 5717 training images; the labels of its test set are not public, so its 5823 validation images are the test
 set here. FedALC trains on both and tests on the second, so every test image of its VOC 2012 was trained on; there is
 no variant that does so.
