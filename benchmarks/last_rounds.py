@@ -51,15 +51,21 @@ def main() -> None:
     runs = {name: files for name, files in read(options.archive).items() if name.startswith(options.only)}
     if not runs:
         parser.exit(2, f"{options.archive}: no run whose name starts with {options.only!r}\n")
+    swings, without = {}, []
+    for name, files in sorted(runs.items()):
+        try:
+            swings[name] = swing(files["metrics.jsonl"].decode().splitlines(), options.metric, options.rounds)
+        except ValueError as error:
+            without.append(f"{name}: {error}")
+    if not swings:
+        parser.exit(2, f"{options.archive}, {without[0]}\n")
     print(
         f"{options.metric}, percent; mean ± sd, and largest fall to the next round, of the last {options.rounds} rounds"
     )
-    for name, files in sorted(runs.items()):
-        try:
-            of = swing(files["metrics.jsonl"].decode().splitlines(), options.metric, options.rounds)
-        except ValueError as error:
-            parser.exit(2, f"{options.archive}, {name}: {error}\n")
+    for name, of in swings.items():
         print(f"{name}  best {of.best:.2f}, last {of.last:.2f}, {of.mean:.2f} ± {of.sd:.2f}, fall {of.fall:.2f}")
+    if without:
+        print(f"{len(without)} runs have no round with {options.metric}")
 
 
 if __name__ == "__main__":

@@ -86,6 +86,10 @@ KEPT = {
     "r8-8": Kept(
         ("r8-8",), "fedalign --data r8-8 --rows fedavg,scaffold,fedpu,fedalign,fedalign-no-se,fedalign-no-at", "r8-8"
     ),
+    "r8-8-uncovered": Kept(
+        ("r8-8",),
+        "fedalign --data r8-8 --seeds 4322 --rows fedavg,scaffold,fedpu,fedalign,fedalign-no-se,fedalign-no-at",
+    ),
     "r8-8-redrawn": Kept(("r8-8-redrawn",), "fedalign --data r8-8-redrawn", "r8-8", "class sets drawn again"),
     "r8-8-redrawn-again": Kept(("r8-8-redrawn-again",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4321"),
     "r8-8-redrawn-scaffold-rate": Kept(
@@ -167,6 +171,7 @@ KEPT = {
         "suite-yeast-missing",
         "suite",
     ),
+    "suite-r8-uncovered": Kept(("suite-r8",), "suite --data suite-r8-uncovered"),
 }
 """The tables, in the order of the summary."""
 
@@ -406,7 +411,7 @@ def swings(records: Records, name: str, metric: str, rounds: str, rows: str = ""
     table = records.table(name)
     named = {
         "best": "best round",
-        "mean": f"mean of the last {rounds} rounds",
+        "mean": mean_of_last(rounds),
         "fall": f"largest fall from round to round in the last {rounds}",
     }
     out = [["Data set", "Row", *(f"`{metric}`: {named[part]}" for part in show.split(","))]]
@@ -418,6 +423,11 @@ def swings(records: Records, name: str, metric: str, rounds: str, rows: str = ""
     out = [out[0], *once(out[1:], 1)]
     lines = grid([row[1:] for row in out] if len(table.data) == 1 else out)
     return f"{lines}\n\n{of_last_rounds(KEPT[name].archives, metric, rounds)}"
+
+
+def mean_of_last(rounds: str) -> str:
+    """Return the head of a column."""
+    return "last round" if rounds == "1" else f"mean of the last {rounds} rounds"
 
 
 def per_seed(of: Sequence[Swing], part: str) -> str:
@@ -444,7 +454,7 @@ def runs(records: Records, name: str, metric: str, rounds: str) -> str:
             "Run",
             "Settings",
             f"`{metric}`: best round",
-            "last round" if rounds == "1" else f"mean of the last {rounds} rounds",
+            mean_of_last(rounds),
         ]
     ]
     for folder, text in named.items():

@@ -8,7 +8,7 @@ place. Which clients answer so depends on the faults alone, never on who was fas
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anchorfl.pipeline.config.federation import quorum_size
@@ -126,11 +126,6 @@ class Cohort:
         self.failed.append(failure)
         if self._backup_clients:
             self.waiting.append(self._backup_clients.popleft())
-
-    def drain(self) -> Iterator[int]:
-        """Take those who wait, one after the other, until nobody does."""
-        while self.waiting:
-            yield self.waiting.popleft()
 
     def reject(self, error: RejectedError) -> None:
         """Note the clients whose updates the server refused as failed attempts; others are asked again."""
