@@ -14,10 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
-# COVERAGE=1 measures which lines and branches the tests that do not start Ray run, and prints it at the end, as CI does.
-# SlipCover costs 8 % of the time (lines alone: 3 %) and coverage.py 64 %, since Python 3.11 can only be traced; it is
+# COVERAGE=1 measures which lines the tests that do not start Ray run, and prints it at the end, as CI does.
+# SlipCover costs 3 % of the time (branches, too: 8 %) and coverage.py 64 %, since Python 3.11 can only be traced; it is
 # imported before pytest, which warns.
-SLIPCOVER := -m slipcover --branch --source models,pipeline,tasks,tuning --json --out
+SLIPCOVER := -m slipcover --source models,pipeline,tasks,tuning --json --out
 MEASURED = $(if $(COVERAGE),$(SLIPCOVER) .coverage.$@.json) -m pytest \
 	$(if $(COVERAGE),-W "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
 
