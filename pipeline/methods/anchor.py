@@ -42,6 +42,8 @@ class ExpectingTrainer(ControlledTrainer[AnchorState]):
         super().__init__(ctx)
         data, self.single = ctx.data, ctx.objective.kind == "single"
         self.expected, self.certain = method.expected, method.certain if self.single else 0.0
+        missing = ctx.state.missing.to(data.y_NC)
+        self.distance_weight = method.expected * missing
         self.target_NC = torch.zeros_like(data.y_NC)
         self.open_NC = torch.zeros_like(data.y_NC)
         if self.expected or self.certain:
@@ -49,7 +51,6 @@ class ExpectingTrainer(ControlledTrainer[AnchorState]):
                 z_ND = ctx.infer(self.model, data)
                 logits_NC = self.model.eval().head(z_ND)
             self.model.train()
-            missing = ctx.state.missing.to(z_ND)
             self.odds_C = torch.where(ctx.card.identified_C, missing, torch.ones_like(missing))
             self.target_NC, self.open_NC = expectation(logits_NC, data, self.odds_C, ctx.objective)
         count_C = ctx.card.count_C.to(data.y_NC) + (self.target_NC * self.open_NC).sum(0)
@@ -69,7 +70,8 @@ class ExpectingTrainer(ControlledTrainer[AnchorState]):
             return loss + self.expected * 2 * distance / (batch.denominator * logits_BC.shape[-1])
         certain_B = possible(logits_BC.log_softmax(-1), self.odds_C).logsumexp(-1)
         likelihood = (open_BC[:, 0] * certain_B).sum()
-        return loss + (self.expected * distance - self.certain * likelihood) / batch.denominator
+        # where no label is missing, that is all there is to know: to expect more of the row would confirm itself
+        return loss + (self.distance_weight * distance - self.certain * likelihood) / batch.denominator
 
 
 def expectation(logits_NC: Tensor, data: ClientData, odds_C: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
@@ -97,11 +99,11 @@ class Anchor(Method[AnchorState, ControlUpdate]):
     """
 
     name = "anchor"
-    revision = 3
+    revision = 4
     averaged = ("weights", "control")
 
     expected: float = 1.0
-    """Weight of the distance to the expected labels, >= 0."""
+    """Weight of the distance to the expected labels, >= 0; single-label, times the share of labels that are missing."""
     certain: float = 1.0
     """Single-label: weight of the likelihood that a row has no label, >= 0."""
     gamma: float = 1.0
