@@ -62,6 +62,22 @@ class Spread(Anchor):
         return AnchorState(weights, merged.control, merged.missing)
 
 
+class EverywhereTrainer(ExpectingTrainer):
+    def __init__(self, ctx: ClientContext[AnchorState], method: Everywhere) -> None:
+        super().__init__(ctx, method)
+        self.distance_weight = torch.full_like(self.distance_weight, method.expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everywhere(Anchor):
+    """A row with one label is drawn to its expected label where none is missing, too."""
+
+    name = "anchor-everywhere"
+
+    def trainer(self, ctx: ClientContext[AnchorState]) -> EverywhereTrainer:
+        return EverywhereTrainer(ctx, self)
+
+
 class PseudoTrainer(ExpectingTrainer):
     def data(self) -> ClientData:
         ctx = self.ctx
@@ -87,7 +103,9 @@ class Pseudo(Anchor):
 class GrowingTrainer(ExpectingTrainer):
     def __init__(self, ctx: ClientContext[AnchorState], method: Growing) -> None:
         super().__init__(ctx, method)
-        self.expected *= min(1.0, ctx.round / method.rounds)
+        share = min(1.0, ctx.round / method.rounds)
+        self.expected *= share
+        self.distance_weight = share * self.distance_weight
 
 
 @dataclass(frozen=True, kw_only=True)
