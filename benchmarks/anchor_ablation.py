@@ -29,8 +29,6 @@ SINGLE = (
     "suite-digits-masks-2", "suite-digits-skew-masks", MISSING, "suite-digits-one-class", "suite-r8-uncovered",
 )  # fmt: skip
 MULTI = ("suite-scene-masks-2", "suite-yeast-masks-2")
-EXPECTED = (MISSING, *MULTI)
-"""Those in which expected labels have a weight."""
 SETTINGS = (*SINGLE[:-1], *MULTI, SINGLE[-1])
 NAMED = tuple(setting for setting in SETTINGS if "yeast" not in setting)
 """Those whose classes have names: yeast's are numbered."""
@@ -49,7 +47,7 @@ class Row(NamedTuple):
 
 WITHOUT = {
     "Anchor": Row(),
-    "no expected labels": Row({"method.expected": 0.0}, EXPECTED),
+    "no expected labels": Row({"method.expected": 0.0}),
     "nothing certain": Row({"method.certain": 0.0}, SINGLE),
     "no shares": Row({"method.shares": False}, (MISSING,)),
     "plain cross-entropy": Row({"method.gamma": 0.0}, SINGLE),
@@ -64,10 +62,10 @@ WITH = {
     "random and frozen": Row({"method.name": f"{PARTS}:Frozen"}),
     "spread out by the server": Row({"method.name": f"{PARTS}:Spread"}),
     "a simplex": Row({"method.name": f"{PARTS}:Simplex"}, SINGLE),
-    "expected labels everywhere": Row({"method.name": f"{PARTS}:Everywhere"}, SINGLE),
-    "pseudo-labels for expected ones": Row({"method.name": f"{PARTS}:Pseudo", "method.expected": 0.0}, EXPECTED),
+    "full weight of expected labels": Row({"method.name": f"{PARTS}:Sure"}, SINGLE),
+    "pseudo-labels for expected ones": Row({"method.name": f"{PARTS}:Pseudo", "method.expected": 0.0}),
     "pseudo-labels beside them": Row({"method.name": f"{PARTS}:Pseudo"}),
-    "expected labels that grow": Row({"method.name": f"{PARTS}:Growing"}, EXPECTED),
+    "expected labels that grow": Row({"method.name": f"{PARTS}:Growing"}),
     "control variates": Row({"method.name": f"{PARTS}:Controlled"}, MULTI),
 }
 SEEDS = (4321, 4322, 4323)

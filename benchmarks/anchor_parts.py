@@ -62,20 +62,21 @@ class Spread(Anchor):
         return AnchorState(weights, merged.control, merged.missing)
 
 
-class EverywhereTrainer(ExpectingTrainer):
-    def __init__(self, ctx: ClientContext[AnchorState], method: Everywhere) -> None:
+class SureTrainer(ExpectingTrainer):
+    def __init__(self, ctx: ClientContext[AnchorState], method: Sure) -> None:
         super().__init__(ctx, method)
-        self.distance_weight = torch.full_like(self.distance_weight, method.expected)
+        if self.single:
+            self.weight_NC = method.expected * self.open_NC
 
 
 @dataclass(frozen=True, kw_only=True)
-class Everywhere(Anchor):
-    """A row with one label is drawn to its expected label where none is missing, too."""
+class Sure(Anchor):
+    """A row with one label is drawn to its expected label however sure that is."""
 
-    name = "anchor-everywhere"
+    name = "anchor-sure"
 
-    def trainer(self, ctx: ClientContext[AnchorState]) -> EverywhereTrainer:
-        return EverywhereTrainer(ctx, self)
+    def trainer(self, ctx: ClientContext[AnchorState]) -> SureTrainer:
+        return SureTrainer(ctx, self)
 
 
 class PseudoTrainer(ExpectingTrainer):
@@ -104,8 +105,7 @@ class GrowingTrainer(ExpectingTrainer):
     def __init__(self, ctx: ClientContext[AnchorState], method: Growing) -> None:
         super().__init__(ctx, method)
         share = min(1.0, ctx.round / method.rounds)
-        self.expected *= share
-        self.distance_weight = share * self.distance_weight
+        self.weight_NC = share * self.weight_NC
 
 
 @dataclass(frozen=True, kw_only=True)

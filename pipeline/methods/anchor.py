@@ -1,8 +1,8 @@
-"""Anchor, this project's own method: what a client cannot know, the server's model expects for it.
+"""Anchor, this project's own method: rows speak of the labels that they do not have, too.
 
-Every row has a target: its labels where they are known; where they are not, what the model that was sent expects of
-them, given what is known of the row. Control variates correct the drift that is left. Derivation, limits, and where it
-is not the best: docs/methods/anchor.md. Suffixes: N rows of the client, B rows of a micro-batch, C classes.
+Every row has a target: its labels where they are known; else that it is of none of the client's classes, and, as far
+as that leaves it open, what the sent model expects of it. Control variates correct the drift that is left. Derivation,
+limits: docs/methods/anchor.md. Suffixes: N rows of the client, B rows of a micro-batch, C classes.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ class ExpectingTrainer(ControlledTrainer[AnchorState]):
         super().__init__(ctx)
         data, self.single = ctx.data, ctx.objective.kind == "single"
         self.expected, self.certain = method.expected, method.certain if self.single else 0.0
-        missing = ctx.state.missing.to(data.y_NC)
-        self.distance_weight = method.expected * missing
-        self.target_NC = torch.zeros_like(data.y_NC)
-        self.open_NC = torch.zeros_like(data.y_NC)
+        self.target_NC = self.open_NC = self.weight_NC = torch.zeros_like(data.y_NC)
         if self.expected or self.certain:
             with torch.no_grad():
                 z_ND = ctx.infer(self.model, data)
                 logits_NC = self.model.eval().head(z_ND)
             self.model.train()
+            missing = ctx.state.missing.to(z_ND)
             self.odds_C = torch.where(ctx.card.identified_C, missing, torch.ones_like(missing))
             self.target_NC, self.open_NC = expectation(logits_NC, data, self.odds_C, ctx.objective)
+            # one label: a model that is sure would confirm itself; several: a label's two values, of C in the mean
+            sure_N1 = (1 - missing) * self.target_NC.square().sum(-1, keepdim=True)
+            self.weight_NC = self.expected * self.open_NC * (1 - sure_N1 if self.single else 2 / data.y_NC.shape[1])
         count_C = ctx.card.count_C.to(data.y_NC) + (self.target_NC * self.open_NC).sum(0)
         self.prior_C = log_prior(count_C, method.gamma if self.single else 0.0).to(data.y_NC)
 
@@ -64,14 +65,12 @@ class ExpectingTrainer(ControlledTrainer[AnchorState]):
         loss = self.ctx.objective.loss(logits_BC + self.prior_C, batch)
         if not (self.expected or self.certain):
             return loss
-        target_BC, open_BC = self.target_NC[batch.index_B], self.open_NC[batch.index_B]
-        distance = (open_BC * (self.ctx.objective.scores(logits_BC) - target_BC).square()).sum()
-        if not self.single:  # a label's two values, and a C-th of the loss is its own
-            return loss + self.expected * 2 * distance / (batch.denominator * logits_BC.shape[-1])
-        certain_B = possible(logits_BC.log_softmax(-1), self.odds_C).logsumexp(-1)
-        likelihood = (open_BC[:, 0] * certain_B).sum()
-        # where no label is missing, that is all there is to know: to expect more of the row would confirm itself
-        return loss + (self.distance_weight * distance - self.certain * likelihood) / batch.denominator
+        target_BC, weight_BC = self.target_NC[batch.index_B], self.weight_NC[batch.index_B]
+        rest = (weight_BC * (self.ctx.objective.scores(logits_BC) - target_BC).square()).sum()
+        if self.certain:
+            certain_B = possible(logits_BC.log_softmax(-1), self.odds_C).logsumexp(-1)
+            rest = rest - self.certain * (self.open_NC[batch.index_B, 0] * certain_B).sum()
+        return loss + rest / batch.denominator
 
 
 def expectation(logits_NC: Tensor, data: ClientData, odds_C: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
@@ -103,7 +102,7 @@ class Anchor(Method[AnchorState, ControlUpdate]):
     averaged = ("weights", "control")
 
     expected: float = 1.0
-    """Weight of the distance to the expected labels, >= 0; single-label, times the share of labels that are missing."""
+    """Weight of the distance to the expected labels, >= 0."""
     certain: float = 1.0
     """Single-label: weight of the likelihood that a row has no label, >= 0."""
     gamma: float = 1.0

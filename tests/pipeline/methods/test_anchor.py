@@ -2,9 +2,9 @@
 
 Oracle: a row y has the loss -log(n_y^gamma p_y / sum_c n_c^gamma p_c), with n_c the client's labels of class c and
 what it expects of it in the other rows, at least 1. A row without a label has
--log sum_c a_c p_c + m sum_c (p_c - q_c)^2, with m the share of labels that are missing, a_c 1 or, of classes that the
-client identifies, m, and q the softmax of the model that was sent, times a_c. Multi-label: a label that is not known
-has the squared distance of its two values to the sent probabilities.
+-log sum_c a_c p_c + (1 - (1 - m) sum_c q_c^2) sum_c (p_c - q_c)^2, with m the share of labels that are missing, a_c 1
+or, of classes that the client identifies, m, and q the softmax of the model that was sent, times a_c. Multi-label: a
+label that is not known has the squared distance of its two values to the sent probabilities.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def test_single_label_loss_and_gradient_equal_numpy(expected, certain, gamma, mi
     q = np.exp(logits(arrays(local.ctx.state.weights), x))
     q[:, :2] *= missing
     q /= q.sum(1, keepdims=True)
+    unsure = 1 - (1 - missing) * (q**2).sum(1)
     open_N = data.y_NC.numpy().sum(1) == 0
     assert 0 < open_N.sum() < N
     n_C = np.maximum(count_C + bool(expected or certain) * (open_N[:, None] * q).sum(0), 1)
@@ -97,7 +98,7 @@ def test_single_label_loss_and_gradient_equal_numpy(expected, certain, gamma, mi
     def whole(w):
         s = logits(w, x)
         p, a_C = softmax(s), np.array([missing, missing, 1, 1])
-        rest = (open_N * (expected * missing * ((p - q) ** 2).sum(1) - certain * np.log((a_C * p).sum(1)))).sum() / N
+        rest = (open_N * (expected * unsure * ((p - q) ** 2).sum(1) - certain * np.log((a_C * p).sum(1)))).sum() / N
         return base_loss("single", s + gamma * np.log(n_C), data) + rest
 
     compared.assert_gradient(local, micro_batches, whole)
