@@ -44,7 +44,7 @@ ONE_CLASS = "one_class"
 SHOWN = 4
 """Methods that are listed, and proposed for training."""
 ADDS: Mapping[str, str] = {
-    "anchor": "expected labels for what a client cannot know, balanced counts, control variates",
+    "anchor": "what a row without a label says, balanced counts, control variates",
     "fedalign": "anchors made of class names; pseudo-labels for classes that a client does not know",
     "fedpu": 'unlabeled rows count as "none of my classes"',
     "fedrs": "smaller logits for classes that a client lacks",
