@@ -31,6 +31,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.command import parse_args
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
+from anchorfl.tuning.tables.own_rows import own_rows
 from anchorfl.tuning.tables.page import against_best, costs_across, ranks, scores_across, verdicts
 from anchorfl.tuning.tables.page import ours as ours_text
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
@@ -154,6 +155,12 @@ KEPT = {
         "28 x 28 pixels",
         presets=False,
     ),
+    "pbc-anchor": Kept(
+        ("pbc",),
+        'fedbm --data pbc-0.05 --row "Anchor = fedavg --method.name anchor" --rows fedavg,scaffold,fedrod,fedetf,fedbm'
+        " --seeds 0,1,2 --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 1"
+        f" --federation.rounds 40 {SMALL}",
+    ),
     "ham10000": Kept(
         ("fedbm-others",),
         "fedbm --data ham10000-0.05 --rows fedavg,fedbm --task.name ham10000 --task.variant hmnist_8_8_L"
@@ -253,7 +260,8 @@ class Records:
         kept = KEPT[name]
         a = parse_args(shlex.split(kept.arguments))
         paper = paper_of(a.name)
-        rows = select_rows(rows_of(paper), a.data, a.rows)
+        every = rows_of(paper)
+        rows = (*select_rows(every, a.data, a.rows), *own_rows(a.own, every, a.data))
         cells = table_runs_of(rows, a.seeds, a.overrides, a.vary, paper.reported)
         check_has_scores(paper, cells)
         finished = {digest: runs for archive in kept.archives for digest, runs in self.found(archive).finished.items()}
@@ -356,10 +364,10 @@ def seeds(records: Records, name: str) -> str:
 
 def compared(records: Records, name: str, own: str = "", rows: str = "", metrics: str = "") -> str:
     """Show paired t-tests: the paper's method, or the row `own`, less each other row, or each of `rows`; Holm's
-    correction over the rows of a data set. metrics: as published, if not all.
+    correction over the rows of a data set. own: a row's name, or label; metrics: as published, if not all.
     """
     table = records.table(name)
-    among = [row for row in table.rows if not rows or row.name in rows.split(",") or row.name == own]
+    among = [row for row in table.rows if not rows or row.name in rows.split(",") or own in (row.label, row.name)]
     entries: dict[str, dict[str, dict[str, TableEntry]]] = {}
     for e in table.entries:
         if e.row in among and (not metrics or e.metric.published in metrics.split(",")):
@@ -369,7 +377,7 @@ def compared(records: Records, name: str, own: str = "", rows: str = "", metrics
     for data, per_metric in entries.items():
         first = own or (reference.name if (reference := table.reference(among[0])) else "")
         rows_of_data = {row.key: row for row in among if row.data == data}
-        key = next(row.key for row in rows_of_data.values() if row.name == first)
+        key = next(row.key for row in rows_of_data.values() if first in (row.label, row.name))
         found = {
             metric: apply_holm({k: compare_paired(of[key].scores, e.scores) for k, e in of.items() if k != key})
             for metric, of in per_metric.items()
