@@ -144,8 +144,17 @@ class Controlled(Anchor):
         return AnchorState(state.weights, zeros, state.missing)
 
 
-NOISE = 64
-"""Width of the generator's conditions, which are standard normal: Anchor has no concepts."""
+CONDITION = 64
+"""Width of the generator's conditions."""
+
+
+def random_concepts(classes: int, like: Tensor) -> Tensor:
+    """Return what FedBM's conditions are drawn from without a language model [C, 25, D]: a random vector for each class
+    and, around it, 25 in place of prompts. Everybody draws the same, so nobody sends them.
+    """
+    rng = torch.Generator().manual_seed(0)
+    class_CMD = torch.randn(classes, 1, CONDITION, generator=rng)
+    return (class_CMD + 0.5 * torch.randn(classes, 25, CONDITION, generator=rng)).to(like)
 
 
 @dataclass(frozen=True)
@@ -165,9 +174,9 @@ class GeneratingTrainer(ExpectingTrainer):
         self.kept = {k: v for k, v in ctx.memory.items() if k.startswith(GENERATOR)} | ctx.client_message
         super().__init__(ctx, method)
         self.per_batch = method.synthetic_per_batch
-        nothing_CMD = ctx.data.y_NC.new_zeros(len(ctx.card.count_C), 1, NOISE)
+        concepts_CMD = random_concepts(len(ctx.card.count_C), ctx.data.y_NC)
         generator = below(GENERATOR, self.kept)
-        self.source = image_source(generator, nothing_CMD, False, ctx.data.scaling) if generator else None
+        self.source = image_source(generator, concepts_CMD, True, ctx.data.scaling) if generator else None
         self.replayable = self.source is None  # its images are drawn by a generator of the CPU
 
     def active(self, data: ClientData) -> Tensor:
@@ -190,7 +199,7 @@ class GeneratingTrainer(ExpectingTrainer):
 
 @dataclass(frozen=True, kw_only=True)
 class Generating(Anchor):
-    """Images of FedBM's generator, with its defaults and without language, join every mini-batch. For clients all of
+    """Images of FedBM's generator, with its defaults and random concepts, join every mini-batch. For clients all of
     whose rows have labels.
     """
 
@@ -203,7 +212,7 @@ class Generating(Anchor):
     """The generator is trained after every so many rounds."""
 
     def begin(self, ctx: ServerContext) -> GeneratingState:
-        state, generator = super().begin(ctx), first_generator(ctx, NOISE, measures=True)
+        state, generator = super().begin(ctx), first_generator(ctx, CONDITION, measures=True)
         zero, never_I = torch.zeros((), dtype=torch.int64), torch.zeros(len(ctx.cards), dtype=torch.int64)
         return GeneratingState(state.weights, state.control, state.missing, generator, zero, never_I)
 
@@ -230,6 +239,6 @@ class Generating(Anchor):
         training = GeneratorTraining(
             prediction_loss, own.lambda_div, own.lambda_dis, own.generator_steps, own.generator_batch, own.generator_lr
         )
-        nothing_CMD = torch.zeros(len(ctx.cards[0].count_C), 1, NOISE)
-        generator = retrain(state.generator, state.weights, nothing_CMD, False, training, ctx)
+        concepts_CMD = random_concepts(len(ctx.cards[0].count_C), torch.zeros(0))
+        generator = retrain(state.generator, state.weights, concepts_CMD, True, training, ctx)
         return replace(state, generator=generator, version=state.version + 1)
