@@ -118,6 +118,11 @@ KEPT = {
         "extrasensory",
         "16 of the 60 users",
     ),
+    "es-25-anchor": Kept(
+        ("es-25",),
+        'fedalign --data es-25 --row "Anchor = fedavg --method.name anchor" --rows fedavg,scaffold,fedalign'
+        " --seeds 4321,4322,4323",
+    ),
     "es": Kept(
         ("es",),
         "fedalign --data es-5,es-15-redrawn,es-25-redrawn --rows fedavg,scaffold,fedalign --seeds 4321,4322,4323",
