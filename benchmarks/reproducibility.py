@@ -227,6 +227,14 @@ RUNS = {
             "fedavg-fixed-average": "FedAvg-fixed, the same",
         },
     ),
+    "pbc-anchor-generator": (
+        "pbc",
+        {
+            "pbc-anchor-generating-s0-1e2cf1b8": "Anchor with a generator, seed 0",
+            "pbc-anchor-generating-s1-23bba0c2": "the same, seed 1",
+            "pbc-anchor-generating-s2-f8bdf4bf": "the same, seed 2",
+        },
+    ),
     "pbc-tau": (
         "fedbm-others",
         {
