@@ -164,9 +164,10 @@ KEPT = {
     ),
     "pbc-anchor": Kept(
         ("pbc",),
-        'fedbm --data pbc-0.05 --row "Anchor = fedavg --method.name anchor" --rows fedavg,scaffold,fedrod,fedetf,fedbm'
-        " --seeds 0,1,2 --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 1"
-        f" --federation.rounds 40 {SMALL}",
+        'fedbm --data pbc-0.05 --row "FedBM, 32 images = fedbm --method.synthetic_per_batch 32"'
+        ' --row "Anchor = fedavg --method.name anchor" --rows fedavg,scaffold,fedrod,fedetf --seeds 0,1,2'
+        " --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 1 --federation.rounds 40"
+        f" {SMALL.replace(' --method.synthetic_per_batch 32', '')}",
     ),
     "ham10000": Kept(
         ("fedbm-others",),

@@ -328,6 +328,11 @@ class Method(ABC, Generic[S, U]):
         return False
 
     @property
+    def stackable(self) -> bool:
+        """True where its trainers are ``replayable`` with these options."""
+        return self.supports.stack
+
+    @property
     def robust(self) -> tuple[str, ...]:
         """Robust aggregations, and ``clip_norm``, that its aggregation allows with these options."""
         return self.supports.robust

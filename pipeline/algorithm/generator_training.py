@@ -1,4 +1,4 @@
-"""FedBM's generator: its training at the server, and its images at the clients.
+"""FedBM's generator: its training at the server, and its images at the clients of any method that is made for it.
 
 Shape suffixes: C classes, M prompts, D width of the concepts, B images, S synthetic images, I clients.
 """
@@ -6,8 +6,8 @@ Shape suffixes: C classes, M prompts, D width of the concepts, B images, S synth
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +16,19 @@ from torch import Tensor
 from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.generator import Generator, batch_norm_layers, conditions, diversity, noise, watch_batch_norm
-from anchorfl.models.heads import ConceptHead
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientTrainer,
+    Method,
     ServerContext,
     ServerState,
     Tensors,
     Update,
 )
+from anchorfl.pipeline.algorithm.exact_sums import Means
 from anchorfl.pipeline.algorithm.optimizers import Adam
-from anchorfl.pipeline.algorithm.parameters import below, weights_of
-from anchorfl.tasks.contract import Batch, ClientData
+from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
+from anchorfl.tasks.contract import Batch, Card, ClientData
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.scaling import Scaling
 
@@ -37,8 +38,6 @@ SHAPE = "shape"
 """Name of the images' shape beside the generator's weights."""
 CONCEPTS, GENERATOR = "concepts", "generator."
 """Name of the concepts, and prefix of the generator, in a client's message and memory."""
-FROZEN = ("head.mean", "head.variance", "head.tau")
-"""Names of the frozen classifier in the model's weights, and in a client's message and memory."""
 BETAS = (0.5, 0.999)
 """Betas of the generator's Adam (FedBM's reference code)."""
 
@@ -90,21 +89,24 @@ def first_generator(ctx: ServerContext, width: int, measures: bool) -> Tensors:
     """
     spec = ctx.spec
     assert spec is not None
+    if ctx.objective.kind != "single":
+        raise InputError("the generator makes images of one class each, and this task is multi-label: do without it")
     if spec.kind != "image":
         raise InputError(
-            f"fedbm's generator makes images, the input is of kind {spec.kind!r}: set method.cgde to False"
+            f"the generator makes images, the input is of kind {spec.kind!r}: do without it (method.cgde = false, or"
+            " method.synthetic_per_batch = 0)"
         )
     if measures and not batch_norm_layers(ctx.model):
         raise InputError(
-            "method.lambda_dis compares with BatchNorm's running statistics, and this network has none: set it to 0, or"
-            " model.norm to 'batch' (residual networks)"
+            "the generator is compared with BatchNorm's running statistics, and this network has none: set model.norm"
+            " to 'batch' (residual networks), or method.lambda_dis to 0 where the method has it"
         )
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.set_state(ctx.rng.get_state())
             generator = Generator(width, spec.shape)
     except ValueError as error:
-        raise InputError(f"fedbm: {error}") from error
+        raise InputError(f"the generator: {error}") from error
     return weights_of(generator) | {SHAPE: torch.tensor(spec.shape)}
 
 
@@ -122,15 +124,15 @@ class GeneratorTraining:
 
     loss: RowLoss
     """Loss of the images that the classifier sees."""
-    div: float
+    div: float = 1.0
     """Weight of L_div, >= 0."""
-    dis: float
+    dis: float = 0.1
     """Weight of L_dis, >= 0."""
-    steps: int
+    steps: int = 100
     """Steps of Adam."""
-    batch: int
+    batch: int = 64
     """Images of a step."""
-    lr: float
+    lr: float = 3e-4
     """Rate of Adam."""
 
 
@@ -183,16 +185,28 @@ def retrain(
     return values | {name: value.cpu() for name, value in weights_of(source.generator).items()}
 
 
-FrozenKind = Literal["distribution", "mean", "random"]
-"""Origin of the frozen classifier: mean and variance of the concepts, their mean alone, or random unit rows."""
+def prediction_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
+    """Return the cross-entropy of every row [B] of the model's prediction, whatever its head (eq. 6)."""
+    return F.cross_entropy(model(x), class_B, reduction="none")
+
+
+CONDITION = 64
+"""Width of conditions without a language model."""
+
+
+def random_concepts(classes: int, like: Tensor) -> Tensor:
+    """Return what conditions are drawn from without a language model [C, 25, D]: a random vector for each class and,
+    around it, 25 in place of prompts. Everybody draws the same, so nobody sends them.
+    """
+    rng = torch.Generator().manual_seed(0)
+    class_CMD = torch.randn(classes, 1, CONDITION, generator=rng)
+    return (class_CMD + 0.5 * torch.randn(classes, 25, CONDITION, generator=rng)).to(like)
 
 
 @dataclass(frozen=True)
-class BMState(ServerState):
-    """The server's state; ``weights``: the classifier's, frozen ones included."""
+class GeneratorState(ServerState):
+    """The server's state with a generator, which goes to each client by itself."""
 
-    concepts_CMD: Tensor
-    """Concepts of the classes, by the language model; empty where the method does without."""
     generator: Tensors
     """Weights of the generator, and the shape of its images; empty without one."""
     version: Tensor
@@ -201,45 +215,107 @@ class BMState(ServerState):
     """int64: version of the generator that a client was last sent, 0: none yet; -1: the client was sent nothing."""
 
 
-@dataclass(frozen=True)
-class SyntheticOptions:
-    """Options of the synthetic images at a client."""
+def first_fields(ctx: ServerContext, width: int, measures: bool) -> dict[str, Any]:
+    """Return the fields of ``GeneratorState`` before the first training, as ``first_generator`` makes it."""
+    version, seen_version_I = torch.zeros((), dtype=torch.int64), torch.full((len(ctx.cards),), -1)
+    return {"generator": first_generator(ctx, width, measures), "version": version, "seen_version_I": seen_version_I}
 
-    per_batch: int
+
+S = TypeVar("S", bound=ServerState)
+U = TypeVar("U", bound=Update)
+
+
+class GeneratorMethod(Method[S, U]):
+    """Server half of a method that may have a generator: its state is a ``GeneratorState`` then."""
+
+    synthetic_per_batch: int
+    """Generated images that join a mini-batch."""
+    generator_every: int
+    """The generator is trained after every so many rounds."""
+    concept_conditions: bool = True
+    """Conditions are drawn from the concepts; false: from a standard normal."""
+
+    @property
+    def generates(self) -> bool:
+        """True where there is a generator."""
+        return self.synthetic_per_batch > 0
+
+    @property
+    def training(self) -> GeneratorTraining:
+        """Options of a training of the generator."""
+        return GeneratorTraining(prediction_loss)
+
+    @property
+    def stackable(self) -> bool:
+        return super().stackable and not self.generates  # clients draw images of their own
+
+    @property
+    def sends_client_messages(self) -> bool:
+        return self.generates
+
+    def concepts(self, state: S, classes: int) -> Tensor:
+        """Return what conditions are drawn from at the server [C, M, D]; clients are sent it, or draw the same."""
+        return random_concepts(classes, torch.zeros(0))
+
+    def broadcast(self, state: S, ctx: ServerContext) -> S:
+        """Return the state without the generator."""
+        nothing = torch.zeros(0)
+        return (
+            replace(state, generator={}, version=nothing, seen_version_I=nothing)
+            if isinstance(state, GeneratorState)
+            else state
+        )
+
+    def client_message(self, state: S, card: Card) -> Tensors:
+        """Return the generator, where it is new to the client."""
+        assert isinstance(state, GeneratorState)
+        is_new = int(state.version) > max(int(state.seen_version_I[card.client]), 0)
+        return prefixed(GENERATOR, state.generator) if is_new else {}
+
+    def peak_state(self, state: S, rounds: int) -> tuple[S, int]:
+        if not self.generates or self.generator_every >= rounds:  # the generator is never trained
+            return state, 1
+        assert isinstance(state, GeneratorState)
+        return replace(state, version=torch.ones_like(state.version)), self.generator_every
+
+    def after_round(self, state: S, means: Means, ctx: ServerContext) -> S:
+        """Return the state with what clients have seen, and in its rounds with a generator that was trained anew,
+        against ``state.weights``; as it is where it has no generator.
+        """
+        if not isinstance(state, GeneratorState):
+            return state
+        seen_version_I = state.seen_version_I.clone()
+        seen_version_I[list(means.clients)] = state.version
+        state = replace(state, seen_version_I=seen_version_I)
+        # after the last round nobody would see what it learns
+        if not self.generates or ctx.round % self.generator_every or ctx.round == ctx.rounds:
+            return state
+        concepts_CMD = self.concepts(state, len(ctx.cards[0].count_C))
+        generator = retrain(state.generator, state.weights, concepts_CMD, self.concept_conditions, self.training, ctx)
+        return replace(state, generator=generator, version=state.version + 1)
+
+
+class SyntheticTrainer(ClientTrainer[S, U]):
+    """Client half whose mini-batches are joined by synthetic images, once the server has trained its generator."""
+
+    keeps: tuple[str, ...] = (CONCEPTS, GENERATOR)
+    """Prefixes of what it keeps of its messages."""
+    concept_conditions = True
+    per_batch = 0
     """Images that join a mini-batch."""
-    concept_conditions: bool
-    """Draw their conditions from the concept embeddings; false: from a standard normal."""
 
-
-def row_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
-    """Return the loss of every row [B] against the frozen classifier (its bound, eq. 4), or a linear one."""
-    if isinstance(model.head, ConceptHead):
-        return model.head.bound(model.encoder(x), class_B)
-    return F.cross_entropy(model(x), class_B, reduction="none")
-
-
-def prediction_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
-    """Return the cross-entropy of every row [B] of the model's prediction, whatever its head (eq. 6)."""
-    return F.cross_entropy(model(x), class_B, reduction="none")
-
-
-class BMTrainer(ClientTrainer[BMState, Update]):
-    """A client whose mini-batches are joined by synthetic images, once the server has trained its generator."""
-
-    def __init__(self, ctx: ClientContext[BMState], synthetic: SyntheticOptions) -> None:
-        self.synthetic = synthetic
-        before = {k: v for k, v in ctx.memory.items() if k.startswith((CONCEPTS, GENERATOR, *FROZEN))}
-        self.kept = before | ctx.client_message
-        for name in FROZEN:
-            if name in self.kept:
-                ctx.model.get_buffer(name).copy_(self.kept[name])
+    def __init__(self, ctx: ClientContext[S]) -> None:
         super().__init__(ctx)
+        self.kept = {k: v for k, v in ctx.memory.items() if k.startswith(self.keeps)} | ctx.client_message
         self.source = self._source() if any(k.startswith(GENERATOR) for k in self.kept) else None
-        self.replayable = self.source is None  # its images are drawn by a generator of the CPU
+        if self.source is not None:
+            self.replayable = False  # its images are drawn by a generator of the CPU
 
     def _source(self) -> ImageSource:
-        generator, concepts_CMD = below(GENERATOR, self.kept), self.kept[CONCEPTS]
-        return image_source(generator, concepts_CMD, self.synthetic.concept_conditions, self.ctx.data.scaling)
+        data, concepts_CMD = self.ctx.data, self.kept.get(CONCEPTS)
+        if concepts_CMD is None:
+            concepts_CMD = random_concepts(data.y_NC.shape[1], data.y_NC)
+        return image_source(below(GENERATOR, self.kept), concepts_CMD, self.concept_conditions, data.scaling)
 
     def active(self, data: ClientData) -> Tensor:
         if self.source is None:
@@ -248,41 +324,22 @@ class BMTrainer(ClientTrainer[BMState, Update]):
         return torch.ones(len(data), dtype=torch.bool, device=data.y_NC.device)
 
     def loss(self, batch: Batch) -> Tensor:
-        if self.source is None and not isinstance(self.model.head, ConceptHead):
-            return super().loss(batch)  # neither of the method's halves: FedAvg's, bit for bit
-        x, class_B, weight_B = batch.x, batch.y_BC.argmax(-1), batch.weight_BC.sum(-1)
-        count = batch.denominator
-        if self.source is not None:
-            x_synthetic, class_S = self.source.draw(self.synthetic.per_batch, self.ctx.rng)
-            x, class_B = torch.cat([x, x_synthetic]), torch.cat([class_B, class_S])
-            weight_B = torch.cat([weight_B, torch.ones_like(class_S, dtype=weight_B.dtype)])
-            count = count + len(class_S)
-        return (weight_B * row_loss(self.model, x, class_B)).sum() / count
+        """Return ``rows_loss`` of the rows and cross-entropy of the images, over the number of both."""
+        if self.source is None:
+            return self.rows_loss(self.model(batch.x), batch)
+        x_S, class_S = self.draw()
+        logits_BC, logits_SC = self.model(torch.cat([batch.x, x_S])).split([len(batch.x), len(x_S)])
+        total = self.rows_loss(logits_BC, batch) * batch.denominator
+        return (total + F.cross_entropy(logits_SC, class_S, reduction="sum")) / (batch.denominator + len(class_S))
 
-    def update(self) -> Update:
-        return Update(without_frozen(weights_of(self.model)))
+    def rows_loss(self, logits_BC: Tensor, batch: Batch) -> Tensor:
+        """Return the sum of the rows' losses over ``batch.denominator``."""
+        return self.ctx.objective.loss(logits_BC, batch)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Draw the images that join a mini-batch, and their classes."""
+        assert self.source is not None
+        return self.source.draw(self.per_batch, self.ctx.rng)
 
     def memory(self) -> Tensors:
         return super().memory() | self.kept
-
-
-def without_frozen(weights: Tensors) -> Tensors:
-    """Return the weights that are trained and averaged."""
-    return {name: value for name, value in weights.items() if name not in FROZEN}
-
-
-def frozen_part(weights: Tensors) -> Tensors:
-    """Return the weights that never change, in their order; none without the frozen classifier."""
-    return {name: weights[name] for name in FROZEN if name in weights}
-
-
-def frozen_classifier(concepts_CMD: Tensor, kind: FrozenKind, tau: float, rng: torch.Generator) -> Tensors:
-    """Return the frozen classifier: mean [C, D] and variance [C, D] of the concepts' prompts, and tau. ``mean`` has no
-    variances, ``random`` unit rows that say nothing.
-    """
-    mean_CD, variance_CD = concepts_CMD.mean(1), torch.zeros_like(concepts_CMD[:, 0])
-    if kind == "random":
-        mean_CD = F.normalize(torch.randn(mean_CD.shape, generator=rng), dim=-1)
-    if kind == "distribution" and concepts_CMD.shape[1] > 1:
-        variance_CD = concepts_CMD.var(1)
-    return dict(zip(FROZEN, (mean_CD, variance_CD, torch.tensor(tau)), strict=True))

@@ -1,4 +1,4 @@
-"""Images that FedBM's generator draws for each class, from training to training.
+"""Images that the generator draws for each class, from training to training.
 
 Shape suffixes: T trainings, C classes, K images of a class; images are [channels, H, W].
 """
@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from anchorfl.pipeline.algorithm.generator_training import BMState, image_source
+from anchorfl.pipeline.algorithm.generator_training import GeneratorMethod, GeneratorState, image_source
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.figures import draw_images
 from anchorfl.pipeline.diagnosis.result import PartResult, write_table
-from anchorfl.pipeline.methods.fedbm import FedBM
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 
 COLUMNS = 8
@@ -62,7 +61,7 @@ def trainings(analysis: Analysis) -> list[int]:
     out: dict[int, int] = {}
     for round_ in analysis.rounds():
         state = analysis.at(round_).state
-        if isinstance(state, BMState) and int(state.version):
+        if isinstance(state, GeneratorState) and int(state.version):
             out.setdefault(int(state.version), round_)
     return list(out.values())
 
@@ -70,10 +69,11 @@ def trainings(analysis: Analysis) -> list[int]:
 def _source(analysis: Analysis, round_: int) -> Any:
     server = analysis.at(round_)
     state, method = server.state, analysis.run_spec.experiment.method
-    assert isinstance(state, BMState)
-    assert isinstance(method, FedBM)
+    assert isinstance(state, GeneratorState)
+    assert isinstance(method, GeneratorMethod)
     scaling = analysis.prepared.manifest.spec.scaling()
-    return image_source(state.generator, state.concepts_CMD, method.concept_conditions, scaling)
+    concepts_CMD = method.concepts(state, len(analysis.class_names))
+    return image_source(state.generator, concepts_CMD, method.concept_conditions, scaling)
 
 
 @torch.no_grad()

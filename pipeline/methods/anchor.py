@@ -7,14 +7,13 @@ limits: docs/methods/anchor.md. Suffixes: N rows of the client, B rows of a micr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.aggregation import Weighting
-from anchorfl.pipeline.algorithm.class_shares import missing_share
-from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, HeadSpec, Method, ServerContext
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, HeadSpec, ServerContext
 from anchorfl.pipeline.algorithm.control_variates import (
     ControlledTrainer,
     ControlState,
@@ -23,8 +22,16 @@ from anchorfl.pipeline.algorithm.control_variates import (
     control_after,
 )
 from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means
+from anchorfl.pipeline.algorithm.expected_labels import expectation, missing_share, possible
+from anchorfl.pipeline.algorithm.generator_training import (
+    CONDITION,
+    GeneratorMethod,
+    GeneratorState,
+    SyntheticTrainer,
+    first_fields,
+)
 from anchorfl.pipeline.algorithm.parameters import log_prior, weights_of
-from anchorfl.tasks.contract import Batch, ClientData, Objective
+from anchorfl.tasks.contract import Batch, ClientData
 
 
 @dataclass(frozen=True)
@@ -35,20 +42,24 @@ class AnchorState(ControlState):
     """Share of the labels of identified classes that are missing, []."""
 
 
-class ExpectingTrainer(ControlledTrainer[AnchorState]):
+@dataclass(frozen=True)
+class ImagesState(AnchorState, GeneratorState):
+    """The server's state with a generator."""
+
+
+class ExpectingTrainer(SyntheticTrainer[AnchorState, ControlUpdate], ControlledTrainer[AnchorState]):
     replayable = True
 
     def __init__(self, ctx: ClientContext[AnchorState], method: Anchor) -> None:
         super().__init__(ctx)
-        data, self.single = ctx.data, ctx.objective.kind == "single"
+        data, self.single, self.per_batch = ctx.data, ctx.objective.kind == "single", method.synthetic_per_batch
         self.expected, self.certain = method.expected, method.certain if self.single else 0.0
         self.target_NC = self.open_NC = self.weight_NC = torch.zeros_like(data.y_NC)
         if self.expected or self.certain:
             with torch.no_grad():
-                z_ND = ctx.infer(self.model, data)
-                logits_NC = self.model.eval().head(z_ND)
+                logits_NC = self.model.eval().head(ctx.infer(self.model, data))
             self.model.train()
-            missing = ctx.state.missing.to(z_ND)
+            missing = ctx.state.missing.to(logits_NC)
             self.odds_C = torch.where(ctx.card.identified_C, missing, torch.ones_like(missing))
             self.target_NC, self.open_NC = expectation(logits_NC, data, self.odds_C, ctx.objective)
             # one label: a model that is sure would confirm itself; several: a label's two values, of C in the mean
@@ -60,8 +71,7 @@ class ExpectingTrainer(ControlledTrainer[AnchorState]):
     def active(self, data: ClientData) -> Tensor:
         return torch.logical_or(super().active(data), self.open_NC.any(-1))
 
-    def loss(self, batch: Batch) -> Tensor:
-        logits_BC: Tensor = self.model(batch.x)
+    def rows_loss(self, logits_BC: Tensor, batch: Batch) -> Tensor:
         loss = self.ctx.objective.loss(logits_BC + self.prior_C, batch)
         if not (self.expected or self.certain):
             return loss
@@ -73,26 +83,8 @@ class ExpectingTrainer(ControlledTrainer[AnchorState]):
         return loss + rest / batch.denominator
 
 
-def expectation(logits_NC: Tensor, data: ClientData, odds_C: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-    """Return the expected labels [N, C], and 1 where they stand for labels that are not known, else 0 [N, C].
-
-    Single-label: of a row without a label, the softmax times ``odds_C``, the probability that a row of the class has
-    none; a row that can be nothing is left out. Multi-label: of every label that is not known, its probability.
-    """
-    if objective.kind == "multi":
-        return logits_NC.sigmoid(), (data.known_NC == 0).to(logits_NC)
-    open_N = (data.known_NC == 0).all(-1) & odds_C.any()
-    target_NC = possible(logits_NC, odds_C).softmax(-1)
-    return target_NC, open_N.to(logits_NC)[:, None].expand_as(target_NC)
-
-
-def possible(logits_NC: Tensor, odds_C: Tensor) -> Tensor:
-    """Return the logits of a row's class, given that it has no label; as they are, where every row would have one."""
-    return logits_NC + torch.where(odds_C.any(), odds_C, 1.0).log()
-
-
 @dataclass(frozen=True, kw_only=True)
-class Anchor(Method[AnchorState, ControlUpdate]):
+class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
     """Client: the labels' loss, by balanced softmax where a row has one; for the rest what is certain of it, and the
     distance to what is expected; gradients corrected by control variates. Server: means, as SCAFFOLD's.
     """
@@ -111,14 +103,20 @@ class Anchor(Method[AnchorState, ControlUpdate]):
     """Single-label: what the classes' shares among the clients that identify them leave says how many labels are
     missing. False: no label of an identified class is missing."""
     control_variates: bool = True
-    """Single-label: gradients are corrected by control variates, which travel as the weights do. False: they are not,
-    and clients send weights alone."""
+    """Single-label: gradients are corrected by control variates, which travel, too; else clients send weights alone."""
+    synthetic_per_batch: int = 0
+    """Single-label, images: images of a generator, which the server trains, that join a mini-batch; 0: no generator."""
+    generator_every: int = 5
+    """The generator is trained after every so many rounds."""
     weighting: Weighting = "samples"
     """Weight of a client in the means: its samples, or 1."""
 
     def __post_init__(self) -> None:
-        if bad := next((n for n in ("expected", "certain", "gamma") if not getattr(self, n) >= 0), ""):
+        numbers = ("expected", "certain", "gamma", "synthetic_per_batch")
+        if bad := next((n for n in numbers if not getattr(self, n) >= 0), ""):
             raise ValueError(f"method.{bad} = {getattr(self, bad)}: must be at least 0")
+        if self.generator_every < 1:
+            raise ValueError(f"method.generator_every = {self.generator_every}: must be at least 1")
 
     @property
     def head(self) -> HeadSpec:
@@ -136,7 +134,8 @@ class Anchor(Method[AnchorState, ControlUpdate]):
         controlled = self.control_variates and ctx.objective.kind == "single"
         control = {n: torch.zeros_like(p) for n, p in ctx.model.named_parameters() if controlled}
         missing = missing_share(ctx.cards) if self.shares else torch.zeros(())
-        return AnchorState(weights_of(ctx.model), control, missing)
+        state = AnchorState(weights_of(ctx.model), control, missing)
+        return ImagesState(**vars(state), **first_fields(ctx, CONDITION, True)) if self.generates else state
 
     def trainer(self, ctx: ClientContext[AnchorState]) -> ExpectingTrainer:
         return ExpectingTrainer(ctx, self)
@@ -146,4 +145,4 @@ class Anchor(Method[AnchorState, ControlUpdate]):
 
     def merge(self, state: AnchorState, means: Means, ctx: ServerContext) -> AnchorState:
         control = control_after(state.control, means, self.total_weight(ctx.cards))
-        return AnchorState(means["weights"], control, state.missing)
+        return self.after_round(replace(state, weights=means["weights"], control=control), means, ctx)

@@ -84,7 +84,7 @@ def stack_size(experiment: Experiment, model: Classifier, spec: InputSpec) -> in
     size, optimizer = experiment.federation.stack, experiment.optimizer
     language = isinstance(model.head, LanguageHead)
     wrong = {
-        f"another method than {experiment.method.name!r}": not experiment.method.supports.stack,
+        f"another method than {experiment.method.name!r}": not experiment.method.stackable,
         "an input that is not sparse": spec.kind == "sparse",
         f"another network than {experiment.model.network!r}, a plug-in's": not model.replayable and not language,
         "class_embeddings.lora_rank = 0": language,

@@ -63,13 +63,16 @@ def test_serial_and_ray_give_one_checksum_in_bfloat16(experiment, tmp_path):
         pytest.param("fedalc", "toy-multi", "one_class", {}, "", marks=pytest.mark.slow),
         ("fedalc-fixed", "toy-multi", "one_class", {}, ""),
         ("fedbm", "digits", "iid", GENERATOR | {"lambda_dis": 0.1}, "batch"),
+        pytest.param(
+            "anchor", "digits", "iid", {"generator_every": 1, "synthetic_per_batch": 3}, "batch", marks=pytest.mark.slow
+        ),
         pytest.param("fedbm", "digits", "iid", GENERATOR | {"lambda_dis": 0.0}, "", marks=pytest.mark.slow),
     ],
 )
 def test_one_checksum_with_initial_messages(experiment, tmp_path, method, task, partition, options, norm):
     """Clients send a message before round 1 and get their row in every round, or once (FedALC), or the frozen
-    classifier once and the generator whenever it was trained (FedBM, also against BatchNorm's statistics of the mean);
-    bytes are counted alike.
+    classifier once and the generator whenever it was trained (FedBM, also against BatchNorm's statistics of the mean;
+    Anchor); bytes are counted alike.
     """
     whole = {"skip_zero_rows": False, "microbatch_tokens": 0} if norm else {}  # BatchNorm needs a mini-batch at once
     e = experiment(

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm import generator_training, messages
 from anchorfl.pipeline.cli.main import RAW_COMMANDS, run_main
 from anchorfl.pipeline.cli.probe import _measure, described, largest, probe
 from anchorfl.pipeline.cluster.placement import own_cpus
@@ -22,7 +22,6 @@ from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution import fresh_process, memory_probe, system_metrics
 from anchorfl.pipeline.execution.executor import server_of
-from anchorfl.pipeline.methods import fedbm
 from anchorfl.pipeline.run.prepare import make_run_spec
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -128,7 +127,7 @@ def test_fedbm_is_measured_with_its_generator(experiment, monkeypatch):
     e = experiment("fedbm", "digits", options=options)
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
     trained = []
-    monkeypatch.setattr(fedbm, "retrain", lambda values, *rest: trained.append(1) or values)
+    monkeypatch.setattr(generator_training, "retrain", lambda values, *rest: trained.append(1) or values)
     run_spec = make_run_spec(e, print)
     got = _measure(run_spec, described(run_spec, 0), [], lambda function, *arguments: function(*arguments))
     generator = messages.nbytes(server_of(run_spec).state.generator)

@@ -17,7 +17,8 @@ import torch
 
 from anchorfl.models.heads import BiasedHead
 from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, HeadSpec
-from anchorfl.pipeline.methods.anchor import Anchor, expectation, missing_share
+from anchorfl.pipeline.algorithm.expected_labels import expectation, missing_share
+from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.scaffold import Scaffold
 from anchorfl.tasks.contract import Card, Objective
 from tests.pipeline import compared

@@ -22,19 +22,16 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext, Update
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
-    FROZEN,
     GENERATOR,
     GeneratorTraining,
     image_source,
     prediction_loss,
-    row_loss,
     train_generator,
-    without_frozen,
 )
 from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.methods.fedbm import FedBM
+from anchorfl.pipeline.methods.fedbm import FROZEN, FedBM, row_loss, without_frozen
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, InputSpec, Objective
 from anchorfl.tasks.errors import InputError
@@ -455,13 +452,15 @@ def test_bad_options(options, words):
 def test_what_the_generator_cannot_do_is_refused():
     method = FedBM()
     ctx = server(network(method), [client(0)[0]])
-    with pytest.raises(InputError, match=r"method\.lambda_dis compares with BatchNorm's running statistics"):
+    with pytest.raises(InputError, match="compared with BatchNorm's running statistics, and this network has none"):
         method.begin(ctx)
     tokens = replace(ctx, spec=InputSpec("tokens", (9,)))
-    with pytest.raises(InputError, match=r"makes images, the input is of kind 'tokens': set method\.cgde to False"):
+    with pytest.raises(
+        InputError, match=r"makes images, the input is of kind 'tokens': do without it \(method\.cgde = false"
+    ):
         FedBM(lambda_dis=0.0).begin(tokens)
     wide = replace(ctx, spec=InputSpec("image", (1, 8, 9)))
-    with pytest.raises(InputError, match="fedbm: images of"):
+    with pytest.raises(InputError, match="the generator: images of"):
         FedBM(lambda_dis=0.0).begin(wide)
 
 

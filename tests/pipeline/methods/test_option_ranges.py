@@ -41,7 +41,10 @@ RANGES = {
     },
     "feddyn": {"alpha": ((ABOVE,), (0.0,))},
     "fedetf": {"gamma": ((0.0,), (-0.1,)), "first_scale": ((ABOVE,), (0.0,))},
-    "anchor": {"expected": ((0.0,), (-0.1,)), "certain": ((0.0,), (-0.1,)), "gamma": ((0.0,), (-0.1,))},
+    "anchor": {
+        "expected": ((0.0,), (-0.1,)), "certain": ((0.0,), (-0.1,)), "gamma": ((0.0,), (-0.1,)),
+        "synthetic_per_batch": ((0,), (-1,)), "generator_every": ((1,), (0,)),
+    },
     "fedgela": {"scale": ((ABOVE,), (0.0,)), "power": ((0.0,), (-0.1,))},
     "fedlgt": {"layers": ((1,), (0,)), "shown": ((0.0, 1.0), (-0.1, 1.1)), "margin": ((0.0, 0.5), (-0.1, 0.6))},
     "fedmlh": {"hash_tables": ((1,), (0,)), "buckets": ((1,), (0,)), "class_embedding_lr": ((0.0,), (0.1,))},

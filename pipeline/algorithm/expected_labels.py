@@ -1,0 +1,47 @@
+"""What is expected of rows without a label: how many labels are missing, and which ones these would be.
+
+Shape suffixes: N rows of a client, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from anchorfl.tasks.contract import Card, ClientData, Objective
+
+
+def missing_share(cards: Sequence[Card]) -> Tensor:
+    """Return the share of the labels of identified classes that are missing [], float64; 0 where nobody identifies
+    some class.
+
+    A class's share is taken to be that among the rows of the clients that identify it. What these shares leave, where
+    it is more than twice its standard error, is of rows whose labels are missing.
+    """
+    count_C, rows_C = (torch.zeros(len(cards[0].count_C), dtype=torch.float64) for _ in range(2))
+    for card in cards:
+        rows_C += card.identified_C * card.num_examples
+        count_C += card.identified_C * card.count_C
+    share_C = count_C / rows_C.clamp(min=1)
+    left, error = (1 - share_C.sum()).clamp(min=0), (share_C * (1 - share_C) / rows_C.clamp(min=1)).sum().sqrt()
+    return left * ((left > 2 * error) & (rows_C > 0).all())
+
+
+def expectation(logits_NC: Tensor, data: ClientData, odds_C: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Return the expected labels [N, C], and 1 where they stand for labels that are not known, else 0 [N, C].
+
+    Single-label: of a row without a label, the softmax times ``odds_C``, the probability that a row of the class has
+    none; a row that can be nothing is left out. Multi-label: of every label that is not known, its probability.
+    """
+    if objective.kind == "multi":
+        return logits_NC.sigmoid(), (data.known_NC == 0).to(logits_NC)
+    open_N = (data.known_NC == 0).all(-1) & odds_C.any()
+    target_NC = possible(logits_NC, odds_C).softmax(-1)
+    return target_NC, open_N.to(logits_NC)[:, None].expand_as(target_NC)
+
+
+def possible(logits_NC: Tensor, odds_C: Tensor) -> Tensor:
+    """Return the logits of a row's class, given that it has no label; as they are, where every row would have one."""
+    return logits_NC + torch.where(odds_C.any(), odds_C, 1.0).log()
