@@ -259,12 +259,10 @@ class GeneratorMethod(Method[S, U]):
 
     def broadcast(self, state: S, ctx: ServerContext) -> S:
         """Return the state without the generator."""
+        if not isinstance(state, GeneratorState):
+            return state
         nothing = torch.zeros(0)
-        return (
-            replace(state, generator={}, version=nothing, seen_version_I=nothing)
-            if isinstance(state, GeneratorState)
-            else state
-        )
+        return replace(state, generator={}, version=nothing, seen_version_I=nothing)
 
     def client_message(self, state: S, card: Card) -> Tensors:
         """Return the generator, where it is new to the client."""
