@@ -87,6 +87,10 @@ KEPT = {
     "r8-8": Kept(("r8-8",), "fedalign --data r8-8", "r8-8"),
     "r8-8-uncovered": Kept(("r8-8",), "fedalign --data r8-8 --seeds 4322"),
     "r8-8-redrawn": Kept(("r8-8-redrawn",), "fedalign --data r8-8-redrawn", "r8-8", "class sets drawn again"),
+    "r8-8-redrawn-anchor": Kept(
+        ("r8-8-redrawn",),
+        'fedalign --data r8-8-redrawn --row "Anchor = fedavg --method.name anchor" --rows scaffold,fedpu,fedalign',
+    ),
     "r8-8-redrawn-again": Kept(("r8-8-redrawn-again",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4321"),
     "r8-8-redrawn-scaffold-rate": Kept(
         ("r8-8-redrawn",),
