@@ -93,7 +93,7 @@ class FedBM(GeneratorMethod[BMState, Update]):
     """
 
     name = "fedbm"
-    supports = Supports(kinds=("single",), stack=False)
+    supports = Supports(kinds=("single",), stack=False)  # clients draw images of their own
 
     weighting: Weighting = "samples"
     """Weight of a client in the mean: its number of samples, or 1."""
