@@ -131,10 +131,11 @@ class Setting:
     """Row -> its score."""
 
     @property
-    def rank(self) -> dict[str, int]:
-        """Row -> rank in this setting, the best is 1."""
-        value = {row: float(figure.mean) for row, figure in self.scores.items()}
-        return {row: 1 + sum(other > mine for other in value.values()) for row, mine in value.items()}
+    def rank(self) -> dict[str, float]:
+        """Row -> rank in this setting: 1 is the best, equals share the mean of theirs, as on the suite's page."""
+        from scipy.stats import rankdata
+
+        return dict(zip(self.scores, map(float, rankdata([-float(f.mean) for f in self.scores.values()])), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,15 +131,17 @@ def test_the_nearest_are_of_the_same_kind_and_not_far_behind_the_first():
     assert len(nearest_settings(SHAPE, more)) == NEAREST
 
 
-def test_candidates_are_ranked_by_their_mean_rank():
+@pytest.mark.parametrize("federation", ["suite-digits-masks-2", "suite-scene-masks-3"])  # without and with ties
+def test_candidates_are_ranked_by_their_mean_rank(federation):
     settings = read_settings()
-    near = nearest_settings(settings[0].shape, settings)
+    near = nearest_settings(next(s.shape for s in settings if s.federation == federation), settings)
     found = candidates(near, "k_classes")
     for candidate in found:
         ranks = []
         for setting in near:
-            means = sorted((float(figure.mean) for figure in setting.scores.values()), reverse=True)
-            ranks.append(1 + means.index(float(setting.scores[candidate.row].mean)))
+            means = [float(figure.mean) for figure in setting.scores.values()]
+            mine = float(setting.scores[candidate.row].mean)
+            ranks.append(sum(other > mine for other in means) + (means.count(mine) + 1) / 2)
         assert candidate.mean_rank == pytest.approx(np.mean(ranks))
         assert read_preset(candidate.preset).method.name == candidate.row
     assert [c.mean_rank for c in found] == sorted(c.mean_rank for c in found)
