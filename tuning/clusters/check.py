@@ -93,7 +93,7 @@ def faults_of(text: str, demand: Demand, here: Versions, folder: Path) -> tuple[
     ]
     if config["provider"]["type"] == "aws":
         faults += against_ec2(config)
-    return config, faults or _last_word(config)
+    return config, list(dict.fromkeys(faults)) or _last_word(config)  # node types share docker.worker_image
 
 
 class Flaw(Exception):
