@@ -3,8 +3,8 @@
     python -m benchmarks.method_costs                # the table of docs/methods/README.md; two minutes
 
 The fourth round of the digits with the options of ``digits/fedavg`` and every method's own defaults. Methods for
-clients of one class each have such clients, and FedAvg on positive labels beside them. Left out: FedBM, which needs a
-text encoder, and methods for multi-label tasks alone.
+clients of one class each have such clients, and FedAvg on positive labels beside them. Left out: FedBM and FedTSP,
+which need a text encoder, and methods for multi-label tasks alone.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def _more(add: Add) -> None:
 
     add("sweep", None, "search hyper-parameters: anchorfl sweep PRESET [--space name=low:high ...] [--trials N ...]")
     add("table", None, "a paper's table: run what is missing, and write it beside the published figures")
-    add("benchmark", None, "every method on the suite of settings, with ranks: anchorfl table suite")
+    add("benchmark", None, "the suite, methods beside each other in many settings, with ranks: anchorfl table suite")
     add("recommend", None, "methods to try first on a table of your own, by the suite: anchorfl recommend FILE ...")
     add("probe", None, "measure the memory that a client of a preset needs, and what fits this cluster")
     shipped = add("presets", commands.presets, "the shipped presets: published figures beside ours, and cost")

@@ -3,7 +3,7 @@
 A method is a frozen dataclass of hyper-parameters with a server half (pure functions over a typed state) and a
 client half (an object that lives for one client in one round). Five verbs: begin, broadcast, step, update, aggregate.
 FedAvg is the five defaults; FedProx changes the loss; SCAFFOLD adds a tensor to each message; FedAlign labels some
-data and steps twice; FedBM trains a generator inside aggregate; FedALC regularizes class embeddings there.
+data and steps twice; FedBM trains a generator inside merge; FedALC regularizes class embeddings there.
 
 Shape suffixes: B rows, C classes, D width, I clients, N rows of a client, P pairs of a row and a class.
 """
@@ -344,7 +344,7 @@ class Method(ABC, Generic[S, U]):
 
     @property
     def sends_client_messages(self) -> bool:
-        """True where the class has a ``client_message`` of its own."""
+        """True where the server sends clients messages of their own: by default where it has a method for that."""
         return type(self).client_message is not Method.client_message
 
     # ---- The server's verbs.

@@ -46,7 +46,7 @@ class OptimizerOptions:
     ``bfloat16``: other results, and faster where the processor or GPU has such products (docs/speed.md)."""
     crop: int = 0
     """Images only: cut each at random out of itself with so many black pixels on every side, anew in every epoch; 0:
-    not. FedBM's generated images have a rule of their own (docs/methods/fedbm.md)."""
+    not. Generated images have a rule of their own (docs/methods/fedbm.md)."""
     flip: Literal["none", "horizontal", "vertical", "both"] = "none"
     """Images only: flip each in this direction with probability 1/2, anew in every epoch."""
 

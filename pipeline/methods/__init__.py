@@ -115,7 +115,7 @@ def is_shipped(method: type[Method[Any, Any]]) -> bool:
 
 def _check(found: Any, where: str) -> None:
     """Raise InputError where an object is no method that options can make."""
-    from anchorfl.pipeline.algorithm.contract import Method
+    from anchorfl.pipeline.algorithm.contract import Method, Supports
 
     if not isinstance(found, type) or not issubclass(found, Method):
         what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
@@ -130,13 +130,13 @@ def _check(found: Any, where: str) -> None:
         raise InputError(f"{where} has no name of letters, digits, '.', '_' and '-': write name = \"mine\"")
     if name in METHODS and METHODS[name] is not found:
         raise InputError(f"{where} calls itself {name!r}, as a method of AnchorFL: give it a name of its own")
-    _check_options(found, where, {*dir(Method), *Method.__annotations__})
+    _check_options(found, where, {*dir(Method), *Method.__annotations__}, {field.name for field in fields(Supports)})
 
 
-def _check_options(found: Any, where: str, known: set[str]) -> None:
+def _check_options(found: Any, where: str, known: set[str], supported: set[str]) -> None:
     """Raise InputError where a field is of a type that no preset can say, or a value has no type.
 
-    known: what is no option in any method.
+    known: what is no option in any method. supported: what only ``Method.supports`` can say.
     """
     options = [field.name for field in fields(found) if field.init]
     if "name" in options:
@@ -153,6 +153,10 @@ def _check_options(found: Any, where: str, known: set[str]) -> None:
             )
     for base in found.__mro__:
         for name, value in vars(base).items() if base.__module__ == found.__module__ else ():
+            if name in supported and name not in hints and not isinstance(value, property) and not callable(value):
+                raise InputError(
+                    f"{where}: {base.__name__}.{name} is part of supports: write supports = Supports({name}={value!r})"
+                )
             plain = isinstance(value, bool | int | float | str) and name not in hints
             if plain and name not in known and name[0] != "_" and not name.isupper():
                 raise InputError(

@@ -28,7 +28,7 @@ class SweepOptions:
     gpu_price: float = 0.0
     """Price of a GPU for an hour."""
     against: Literal["", "megabytes", "seconds"] = ""
-    """Second objective, to be small: ``megabytes`` that a run of a trial moved, or ``seconds`` in which it trained. The
+    """Second objective, to be small: ``megabytes`` that a run of a trial moved, or ``seconds`` of its rounds. The
     report shows the front of trials that none beats in both; the chosen one is still that of the best score."""
     rounds: int = 0
     """Rounds of a whole trial; 0: those of the preset. The chosen point always gets the preset's."""

@@ -126,7 +126,9 @@ def test_one_edit_is_one_fault(name):
 
 def test_a_line_that_several_workers_share_is_one_fault():
     text = SHIPPED.read_text().replace(f"      worker_image: {IMAGE}-gpu\n", "")
-    text = text.replace(f"  image: {IMAGE}-cpu", f"  image: {IMAGE}-cpu\n  worker_image: {IMAGE.replace('311', '312')}-gpu")
+    text = text.replace(
+        f"  image: {IMAGE}-cpu", f"  image: {IMAGE}-cpu\n  worker_image: {IMAGE.replace('311', '312')}-gpu"
+    )
     (fault,) = faults(text)
     assert "docker.worker_image: rayproject/ray:2.60.0-py312-gpu: holds Ray 2.60.0 and Python 3.12" in fault
 
