@@ -104,13 +104,20 @@ def _nvflare(name: str, clients: int) -> dict[str, str]:
 
 def check(framework: str, experiment: Experiment) -> None:
     """Raise InputError where a framework would not do what a run of AnchorFL does."""
-    federation, method = experiment.federation, experiment.method
+    federation, method, evaluation = experiment.federation, experiment.method, experiment.evaluation
     for bad, what in (
         (
             method.sends_initial_message,
             f"clients of {method.name!r} send a message before round 1: choose another method",
         ),
         (method.evaluate_on == "clients", f"{method.name!r} scores its clients' own models: choose another method"),
+        (
+            evaluation.model_selection != "last",
+            f"evaluation.model_selection = {evaluation.model_selection!r}: the model is that of the last round: set it"
+            " to 'last'",
+        ),
+        (evaluation.patience > 0, "evaluation.patience: it runs all rounds: set it to 0"),
+        (bool(experiment.task.sites), "task.sites: a client's rows are prepared before: leave it out"),
         (federation.batched_clients, "federation.batched_clients trains all clients at once: set it to False"),
         (federation.stack != 1, "federation.stack trains clients in one process: set it to 1"),
         (federation.backup_fraction > 0, "federation.backup_fraction: it asks no stand-ins: set it to 0"),

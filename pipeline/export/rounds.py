@@ -38,9 +38,9 @@ Ask = Callable[[Server, Sending, Sequence[int]], list[int]]
 
 
 def run_spec_of(experiment: Experiment) -> RunSpec:
-    """Return the run of one process's half: the other framework places the processes."""
-    alone = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
-    return make_run_spec(alone, lambda line: None)  # every process would say it
+    """Return the run of one process's half: the other framework places the processes, and ends a round in time."""
+    cluster = replace(experiment.cluster, executor="forked", memories="", py_modules="")  # serial allows no deadline
+    return make_run_spec(replace(experiment, cluster=cluster), lambda line: None)  # every process would say it
 
 
 def serve(run_spec: RunSpec, ask: Ask, exchange: Exchange, place: Path, log: Log) -> None:

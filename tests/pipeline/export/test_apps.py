@@ -62,6 +62,12 @@ def test_a_folder_that_is_there_and_other_frameworks_are_refused(tmp_path, monke
         ("fedproto", {}, "scores its clients' own models"),
         ("fedavg", {"federation": {"stack": 2}}, "set it to 1"),
         ("fedavg", {"federation": {"backup_fraction": 0.5}}, "asks no stand-ins"),
+        (
+            "fedavg",
+            {"evaluation": {"model_selection": "best_validation"}},
+            "is that of the last round: set it to 'last'",
+        ),
+        ("fedavg", {"evaluation": {"patience": 2}}, "it runs all rounds: set it to 0"),
     ],
 )
 def test_what_a_framework_would_not_do_is_refused(experiment, framework, method, sections, named):

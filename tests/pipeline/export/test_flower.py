@@ -59,6 +59,7 @@ class Grid:
 
     def __init__(self, clients, app, broken=(), changed=None, lost=None):
         self.app, self.broken, self.changed, self.lost = app, broken, changed or {}, lost or {}
+        self.timeouts = set()
         self.contexts = {
             100 + client: SimpleNamespace(node_config={"partition-id": client}, state={}) for client in range(clients)
         }
@@ -67,6 +68,7 @@ class Grid:
         return list(self.contexts)
 
     def send_and_receive(self, messages, timeout=None):
+        self.timeouts.add(timeout)
         for message in reversed(list(messages)):  # in any order
             node, kind = message.metadata.dst_node_id, message.metadata.message_type
             if kind == "train" and node in self.broken:
@@ -123,6 +125,16 @@ def test_a_node_that_fails_is_left_out_as_long_as_the_quorum_answers(flower, exp
     assert [line for line in said if "node 101" in line] == [f"round {n}: node 101: out of order" for n in (1, 2)]
     with pytest.raises(InputError, match=r"round 1: 2 clients answered, and 3 must \(federation.quorum\)"):
         served(flower, tmp_path / "two", e, broken=(101, 102))
+
+
+def test_a_deadline_is_the_timeout_of_a_round(flower, experiment, tmp_path):
+    e = experiment("fedavg")
+    timed = replace(e, cluster=replace(e.cluster, executor="ray"), federation=replace(e.federation, deadline=2.5))
+    write_app("flower", tmp_path / "app", "toy", timed)
+    grid, said = Grid(e.task.clients, flower.client_app(tmp_path / "app")), []
+    flower.serve(tmp_path / "app", grid, said.append)
+    assert grid.timeouts == {None, 2.5}  # which nodes are there is asked without one
+    assert said[-1].endswith(f"weights sha256 {run(e, tmp_path / 'serial', quiet).checksum}")
 
 
 # ---- Secure aggregation.

@@ -33,17 +33,18 @@ class Task:
 
     def __init__(self, name, data, timeout=0, result_received_cb=None):
         assert isinstance(timeout, int)
-        self.name, self.data, self.received = name, data, result_received_cb
+        self.name, self.data, self.timeout, self.received = name, data, timeout, result_received_cb
 
 
 class Controller:
     """NVFlare's: tasks go to sites in this process, and their answers come in any order."""
 
     def __init__(self, task_check_period=0.2):
-        self.tasks, self.said, self.reason, self.stuck = [], [], "", False
+        self.tasks, self.said, self.reason, self.stuck, self.timeouts = [], [], "", False, set()
 
     def send(self, task, fl_ctx, targets):
         self.tasks.append((task, targets[0]))
+        self.timeouts.add(task.timeout)
 
     def get_num_standing_tasks(self):
         if self.stuck:
@@ -133,6 +134,14 @@ def test_it_gives_the_bits_of_the_serial_run(nvflare, experiment, tmp_path, meth
     score = f"{100 * alone.scores['test']['f1_macro']:.2f}"
     assert job.said[-3].startswith(f"test f1_macro {score}")
     assert (tmp_path / "app/workspace/server/model/weights.safetensors").exists()
+
+
+def test_a_deadline_is_the_timeout_of_a_round(nvflare, experiment, tmp_path):
+    """In whole seconds."""
+    e = experiment("fedavg")
+    timed = replace(e, cluster=replace(e.cluster, executor="ray"), federation=replace(e.federation, deadline=2.5))
+    job = served(nvflare, tmp_path / "app", timed)
+    assert (job.timeouts, job.reason) == ({3}, "")
 
 
 def test_what_a_client_keeps_stays_at_its_site(nvflare, experiment, tmp_path):
