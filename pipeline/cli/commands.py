@@ -260,9 +260,12 @@ def diagnose(options: argparse.Namespace) -> int:
 
 def sync(options: argparse.Namespace) -> int:
     """Send to MLflow what it lacks of a run."""
+    from anchorfl.pipeline.config.redaction import redact
+    from anchorfl.pipeline.tracking.mlflow_store import store_uri
     from anchorfl.pipeline.tracking.mlflow_writer import send
 
-    say(f"{send(options.run, options.uri)} rounds sent")
+    rounds = send(options.run, options.uri)
+    say(f"{rounds} rounds sent to {redact(store_uri(options.uri, options.run))}")
     return 0
 
 

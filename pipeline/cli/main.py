@@ -173,9 +173,13 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
         sub.add_argument(f"--{option}", dest=word, default="", metavar="NAME", help=what)
     sub = add("sync", commands.sync, "send to MLflow what it lacks of a run")
     sub.add_argument("run", type=Path)
-    sub.add_argument("--uri", default="", help="MLflow store, as --tracking.uri")
+    sub.add_argument(
+        "--uri",
+        default="",
+        help="MLflow store, as --tracking.uri; default: $MLFLOW_TRACKING_URI, or mlflow.db beside the run",
+    )
     sub = add("ui", commands.ui, "MLflow's pages on loopback")
-    sub.add_argument("--uri", default="", help="MLflow store; default: runs/mlflow.db")
+    sub.add_argument("--uri", default="", help="MLflow store; default: $MLFLOW_TRACKING_URI, or runs/mlflow.db")
     sub.add_argument("--port", type=int, default=5000)
     sub.add_argument("--host", default="", help="default: loopback; any other address is open to all who reach it")
     return parser

@@ -29,7 +29,7 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import lock_run, read_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
 from anchorfl.pipeline.terminal import Log, say
-from anchorfl.pipeline.tracking.mlflow_store import store_uri
+from anchorfl.pipeline.tracking.mlflow_store import store_uri, sync_command
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 
@@ -156,5 +156,5 @@ def _send(analysis: Analysis, folder: Path) -> Sequence[str]:
     try:
         send(folder, uri)
     except InputError as error:
-        return (f"{error}; the diagnosis is in {folder / FOLDER}, send it later with: anchorfl sync {folder}",)
+        return (f"{error}; the diagnosis is in {folder / FOLDER}, send it later with: {sync_command(folder, uri)}",)
     return ("MLflow has the diagnosis",)

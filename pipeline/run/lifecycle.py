@@ -56,7 +56,7 @@ from anchorfl.pipeline.storage.run_record import (
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, check_checksum, save_model
 from anchorfl.pipeline.terminal import Log, say
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_store import store_uri
+from anchorfl.pipeline.tracking.mlflow_store import store_uri, sync_command
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
 from anchorfl.pipeline.tracking.other_trackers import find_trackers, open_others
 from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
@@ -164,11 +164,12 @@ def _finish_record(experiment: Experiment, folder: Path, log: Log) -> None:
     with lock_run(folder):
         note_finished(folder)
         _write_missing(folder)
+        uri = ""
         try:
             if uri := store_uri(experiment.tracking.uri, folder):
                 send(folder, uri)
         except InputError as error:
-            log(f"{error}; send it later with: anchorfl sync {folder}")
+            log(f"{error}; send it later with: {sync_command(folder, uri or experiment.tracking.uri)}")
 
 
 def _write_missing(folder: Path) -> None:

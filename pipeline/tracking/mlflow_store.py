@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import re
+import shlex
 import sqlite3
 import tempfile
 import threading
@@ -34,6 +35,11 @@ MIGRATION = 4_710_205_311
 """Key of the PostgreSQL advisory lock under which MLflow's tables are made."""
 _IMPORT = threading.Lock()  # two threads that import mlflow at once can see it half made
 _SQLITE = threading.Lock()  # SQLite has one writer; the runs of this process take turns
+
+
+def sync_command(folder: Path, store: str) -> str:
+    """Return what to type to send a run folder to a store later; a password is to be put in again."""
+    return shlex.join(["anchorfl", "sync", str(folder), *(["--uri", redact(store)] if store else [])])
 
 
 def store_uri(uri: str, folder: Path) -> str:

@@ -28,7 +28,7 @@ from anchorfl.pipeline.tracking.mlflow_entities import (
     TRIAL_STATUS,
 )
 from anchorfl.pipeline.tracking.mlflow_model import send_model
-from anchorfl.pipeline.tracking.mlflow_store import artifact_uri, open_store
+from anchorfl.pipeline.tracking.mlflow_store import artifact_uri, open_store, sync_command
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import type_error
 
@@ -198,7 +198,9 @@ class MlflowUploader:
             raise InputError(f"{folder} has no run.json, but {self.folder / 'run.json'} names it as the parent run")
         run = self._search(parent["id"], experiment)
         if run is None:
-            raise LookupError(f"its parent run is not there yet; send it with: anchorfl sync {folder.resolve()}")
+            raise LookupError(
+                f"its parent run is not there yet; send it with: {sync_command(folder.resolve(), self.uri)}"
+            )
         return {PARENT_TAG: run.info.run_id}
 
     def _search(self, identity: str, experiment: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Protocol
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, check_artifacts, read_metadata
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, child_runs
-from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
+from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri, sync_command
 from anchorfl.pipeline.tracking.mlflow_upload import MlflowUploader
 from anchorfl.tasks.errors import InputError
 
@@ -136,7 +136,7 @@ class MlflowWriter:
             self._said = True
             self.log(
                 f"MLflow at {redact(self.uri)} cannot be reached ({why}); the run goes on, metrics are kept in "
-                f"{self.folder / 'metrics.jsonl'}; send them later with: anchorfl sync {self.folder}"
+                f"{self.folder / 'metrics.jsonl'}; send them later with: {sync_command(self.folder, self.uri)}"
             )
 
 
@@ -151,7 +151,7 @@ def send(folder: Path, uri: str = "") -> int:
         )
     store = store_uri(uri, folder)
     if not store:
-        raise InputError("tracking.uri is 'none'; say where to send with --tracking.uri")
+        raise InputError("tracking.uri is 'none'; say where to send with --uri")
     uploader = MlflowTreeUploader(folder, store)
     children = child_runs(folder)
     for run in (folder, *children):

@@ -249,7 +249,7 @@ def test_a_dead_store_loses_nothing(run_of, monkeypatch):
     monkeypatch.setattr(command, "store_uri", lambda uri, folder: "http://x")
     monkeypatch.setattr(command, "send", dead)
     lines = diagnose(folder, dataclasses.replace(QUICK, parts=("agreement",)), quiet)
-    assert lines[-1].endswith(f"send it later with: anchorfl sync {folder}")
+    assert lines[-1].endswith(f"send it later with: anchorfl sync {folder} --uri http://x")
     assert (folder / "diagnosis/agreement.csv").exists()
 
 

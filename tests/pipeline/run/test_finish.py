@@ -70,6 +70,7 @@ def test_resuming_a_finished_run_closes_its_record_and_sends_the_rest(experiment
     resume(folder, said.append)
     assert said[-1] == (
         f"MLflow at http://127.0.0.1:1 took 0 rounds, then: refused; send it later with: anchorfl sync {folder}"
+        " --uri http://127.0.0.1:1"
     )
     assert json.loads((folder / "config.json").read_text()) == config
 
