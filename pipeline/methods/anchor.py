@@ -128,7 +128,7 @@ class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
 
     @property
     def sends_weights_alone(self) -> bool:
-        return not self.control_variates
+        return not (self.control_variates or self.generates)  # the generator sees the mean before there is noise
 
     def begin(self, ctx: ServerContext) -> AnchorState:
         controlled = self.control_variates and ctx.objective.kind == "single"

@@ -129,12 +129,7 @@ def run(
     from anchorfl.pipeline.run import lifecycle
     from anchorfl.pipeline.storage.run_folder import new_folder
 
-    if isinstance(preset, str):
-        experiment = read_preset(preset, options, data=data, quiet=quiet)
-    elif options is None and data is None:
-        experiment = preset
-    else:
-        raise TypeError("give an experiment alone: options and data belong to read_preset, which makes one")
+    experiment = _experiment(preset, options, data, quiet)
     place = Path(folder) if folder else new_folder(experiment)
     return Run(lifecycle.run(experiment, place, _log(quiet), callbacks=callbacks, quiet=quiet).folder)
 
@@ -198,15 +193,29 @@ def sweep(
     """
     from anchorfl.pipeline.config.experiment import data_and_method
     from anchorfl.pipeline.config.schema import to_toml
+    from anchorfl.tasks.errors import InputError
     from anchorfl.tuning.search.options import SweepOptions
     from anchorfl.tuning.search.search_space import space_of
     from anchorfl.tuning.sweep.plan import SweepPlan, new_sweep_folder
     from anchorfl.tuning.sweep.sweep import run_sweep
 
-    experiment = read_preset(preset, options, data=data, quiet=quiet) if isinstance(preset, str) else preset
+    experiment = _experiment(preset, options, data, quiet)
+    try:
+        how = SweepOptions(**search)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"sweep: {error}") from error
     name = data_and_method(experiment)
-    plan = SweepPlan(name, experiment, space_of(experiment, space), SweepOptions(**search), to_toml(experiment))
+    plan = SweepPlan(name, experiment, space_of(experiment, space), how, to_toml(experiment))
     return run_sweep(plan, new_sweep_folder(name, str(folder)), _log(quiet))
+
+
+def _experiment(preset: str | Experiment, options: Mapping[str, Any] | None, data: Any, quiet: bool) -> Experiment:
+    """Return the experiment that ``run`` and ``sweep`` are for."""
+    if isinstance(preset, str):
+        return read_preset(preset, options, data=data, quiet=quiet)
+    if options is not None or data is not None:
+        raise TypeError("give an experiment alone: options and data belong to read_preset, which makes one")
+    return preset
 
 
 def _log(quiet: bool) -> Log:

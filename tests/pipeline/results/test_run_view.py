@@ -93,7 +93,17 @@ def test_runs_are_compared(finished):
     assert text.count("fedalign") == 1  # one run, named twice
 
 
+@pytest.mark.parametrize(
+    ("options", "line"), [({"trials": 0}, "--trials 0: must be at least 1"), ({"trails": 3}, "unexpected keyword argument 'trails'")]
+)
+def test_bad_options_of_a_sweep_are_one_line(options, line):
+    with pytest.raises(anchorfl.InputError, match=f"sweep: .*{line}"):
+        anchorfl.sweep("digits/fedavg", **options)
+
+
 def test_an_experiment_is_taken_alone(tmp_path):
+    with pytest.raises(TypeError, match="give an experiment alone"):
+        anchorfl.sweep(small_experiment(), {"federation.rounds": 2})
     with pytest.raises(TypeError, match="give an experiment alone"):
         anchorfl.run(small_experiment(), {"seed": 3}, folder=tmp_path)
     assert anchorfl.run(small_experiment(), folder=tmp_path / "run").finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -165,11 +166,22 @@ def test_one_that_does_not_fit_is_one_line(tmp_path, name, line):
         ({"optimizer": {"skip_zero_rows": True, "microbatch_tokens": 0}}, "has BatchNorm"),
         ({"optimizer": WHOLE | {"precision": "bfloat16"}}, "optimizer.onednn and precision are for AnchorFL's own"),
         ({"optimizer": WHOLE, "federation": {"stack": 2}}, "federation.stack = 2 needs another network than"),
+        (
+            {"optimizer": WHOLE, "federation": {"secure_aggregation": True}},
+            "are not for whole numbers such as BatchNorm's counters",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_one_line(tmp_path, sections, line):
     with pytest.raises(InputError, match=line):
         run(small_experiment("fedavg", "toy-multi", model={"network": f"{HERE}:Pixels"}, **sections), tmp_path, quiet)
+
+
+def test_noise_does_not_cover_counters(tmp_path):
+    e = small_experiment("fedavg", "toy-multi", model={"network": f"{HERE}:Pixels"}, optimizer=WHOLE)
+    noisy = replace(e.federation, dp_noise=1.0, clip_norm=1.0)
+    with pytest.raises(InputError, match=r"not for whole numbers .* \(encoder\.net\.order\): choose"):
+        run(replace(e, method=replace(e.method, weighting="uniform"), federation=noisy), tmp_path, quiet)
 
 
 def test_a_misspelt_name_is_one_line(capsys):
