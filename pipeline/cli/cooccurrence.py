@@ -84,7 +84,7 @@ class Table:
 
     names: tuple[str, ...]
     weight_KK: npt.NDArray[np.float64]
-    """Weights as ``Counts.weights``."""
+    """Weights as ``PairCounts.weights``."""
 
     def summary(self, corpus: CorpusCounts) -> str:
         """Return what was found, and which names will keep random vectors."""

@@ -242,7 +242,7 @@ def _few_processes() -> Iterator[None]:
 
     They are the API server behind the dashboard, the autoscaler's monitor, and the monitor of workers' logs.
 
-    It is there 2 s sooner and takes 180 MB less (docs/speed.md). ``ray.init`` has no options for them.
+    It is there 2 s sooner and takes 207 MB less (docs/speed.md). ``ray.init`` has no options for them.
     """
     from ray._private.node import Node
     from ray._private.parameter import RayParams

@@ -35,7 +35,7 @@ from anchorfl.tasks.errors import InputError
 DELTA = 0.05
 """The bound holds with probability 1 - delta."""
 MOST_CLASSES = 200
-"""Classes of a multi-label task for which joint classifiers are trained at most."""
+"""Classes for which joint classifiers are trained at most."""
 REPEATS = 5
 """Draws of the rows, and of their halves, over which a distance is the mean: D'_m is often small."""
 

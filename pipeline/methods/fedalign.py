@@ -123,7 +123,7 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     label_lr: float = 0.005
     """Learning rate of the label encoder omega (ExtraSensory: 0.001)."""
     anchor_score: Literal["cosine", "dot"] = "cosine"
-    """Similarity of a row and an anchor; dot: reference, multi-label, with thresholds on their side of 0.5."""
+    """Similarity of a row and an anchor; dot: reference; multi-label, with thresholds on their side of 0.5."""
     positive_f1_gate: float | None = None
     """A class gets positives only where its validation F1 exceeds this (reference, multi-label: 0.75; paper: none)."""
     refresh: Literal["round", "epoch"] = "round"

@@ -52,7 +52,7 @@ class PositiveUnlabeledTrainer(AveragingTrainer):
 @dataclass(frozen=True, kw_only=True)
 class FedPU(Averaging):
     """Client: to the cross-entropy of labeled rows come "none of my classes" on unlabeled rows and "no class of other
-    clients" on labeled ones. Server: FedAvg's. Multi-label: FedAvg, as there identified classes have no unlabeled row.
+    clients" on labeled ones. Server: FedAvg's. Multi-label: FedAvg, where identified classes have no unlabeled row.
     """
 
     name = "fedpu"

@@ -1,10 +1,10 @@
 """The copy of a run folder on object storage: whole at any instant, so that a run outlives the disk of its machine.
 
-A thread copies what has changed, after every round and at the end. Order is what makes the copy whole: the records and
-the parts of a checkpoint before the ``checkpoint.json`` that names them, everything before ``result.json``, which says
-that the run is finished, and after that the deletion of parts that no checkpoint names any more. Nothing else is ever
-deleted: the copy outlives the folder. A store that does not answer never stops a run: it is said, and tried again after
-the next round. ``pipeline/storage/restore.py`` has the way back.
+A thread copies what has changed, after every checkpoint and at the end. Order is what makes the copy whole: the records
+and the parts of a checkpoint before the ``checkpoint.json`` that names them, everything before ``result.json``, which
+says that the run is finished, and after that the deletion of parts that no checkpoint names any more. Nothing else is
+ever deleted: the copy outlives the folder. A store that does not answer never stops a run: it is said, and tried again
+after the next checkpoint. ``pipeline/storage/restore.py`` has the way back.
 """
 
 from __future__ import annotations
@@ -190,7 +190,9 @@ class Backup:
             self.failures += 1
             self._error = str(error) or type(error).__name__  # a MemoryError says nothing
             if not before:
-                self.log(f"backup: {self._error}; the run goes on, and the backup is tried again after every round")
+                self.log(
+                    f"backup: {self._error}; the run goes on, and the backup is tried again after every checkpoint"
+                )
             return False
         self._error = ""
         if before:

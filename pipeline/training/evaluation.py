@@ -1,4 +1,4 @@
-"""Scores of a model on the server's splits, which are labeled as far as the raw data are."""
+"""Scores of a model on the server's splits, by the labels that their rows show."""
 
 from __future__ import annotations
 

@@ -258,7 +258,9 @@ class Server:
 
     def _largest_weights(self) -> dict[str, float]:
         """Return the largest sum of the weights of all clients that may answer in a round, by term."""
-        rows_I, most = torch.tensor(self.cards.rows), self.run_spec.experiment.selected_clients
+        rows_I, experiment = torch.tensor(self.cards.rows), self.run_spec.experiment
+        drawn = experiment.federation.selection == "poisson"  # each client by itself: a round may have them all
+        most = len(rows_I) if drawn else experiment.selected_clients
         each = self.method.largest_weights(rows_I)
         return {name: float(weight_I.sort(descending=True).values[:most].sum()) for name, weight_I in each.items()}
 

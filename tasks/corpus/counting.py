@@ -1,6 +1,6 @@
 """Segments of a text in which class names occur, alone and in pairs: FedAlign's co-occurrence counts (KDD 2023).
 
-A name of n words (a set, see ``name_words.py``) occurs in a segment where all its words lie within L_w = window * n
+A name of n words (a set, see ``name_matching.py``) occurs in a segment where all its words lie within L_w = window * n
 words in a row, in any order; a name of one word, where that word stands. A segment counts a name once.
 
 A text is gone through once, as an array: its characters become letters of the names' alphabet, all its words walk

@@ -1,4 +1,5 @@
-"""Number of rows per client and class, hidden labels included. For plots and checks only; a method never sees it.
+"""Number of rows per client and class, also of classes that the client does not identify. For plots and checks only; a
+method never sees it.
 
 Of ten thousand clients that share rows these are millions of pairs, so they are a file beside the manifest, which
 every process of a run reads.

@@ -141,7 +141,7 @@ class Prepared:
         return self._read(self._owner_of(client), lambda table: table, columns)
 
     def split(self, name: Split, objective: Objective) -> ClientData:
-        """Return a split of the server, labeled as far as the raw data are."""
+        """Return a split of the server, with the labels that its rows show."""
         return self._parse(self._owner_of_split(name), self._dense(objective))
 
     def client_test(self, client: int, objective: Objective) -> ClientData:

@@ -94,7 +94,8 @@ def test_runs_are_compared(finished):
 
 
 @pytest.mark.parametrize(
-    ("options", "line"), [({"trials": 0}, "--trials 0: must be at least 1"), ({"trails": 3}, "unexpected keyword argument 'trails'")]
+    ("options", "line"),
+    [({"trials": 0}, "--trials 0: must be at least 1"), ({"trails": 3}, "unexpected keyword argument 'trails'")],
 )
 def test_bad_options_of_a_sweep_are_one_line(options, line):
     with pytest.raises(anchorfl.InputError, match=f"sweep: .*{line}"):
