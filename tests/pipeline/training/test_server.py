@@ -1,9 +1,10 @@
-"""The server's validation: on the validation split, which is what gates and selection go by."""
+"""The server: it validates on the validation split, which is what gates and selection go by; the grid of its sums."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from anchorfl.pipeline.run.lifecycle import run
@@ -51,3 +52,12 @@ def test_a_run_reads_its_manifest_once(experiment, tmp_path, monkeypatch):
     run(replace(experiment("fedavg", "toy-single"), output=str(tmp_path / "run")), tmp_path / "run", quiet)
     assert len(set(reads)) == 1
     assert len(reads) <= 2  # the ingest's own, which has just written it, and one for all others
+
+
+@pytest.mark.parametrize(("selection", "most"), [("fixed", 10), ("poisson", 20)])
+def test_the_grid_is_for_all_clients_that_a_round_may_have(experiment, selection, most):
+    """Ten of twenty in every round; or each by a draw of its own, so perhaps all."""
+    e = experiment("fedavg", options={"weighting": "uniform"})
+    drawn = replace(e.federation, selection=selection, clip_norm=1.0, dp_noise=1.0, dp_delta=0.01, clients_per_round=10)
+    e = replace(e, task=replace(e.task, clients=20), federation=drawn)
+    assert Server(make_run_spec(e, quiet)).largest_weights == {"": most}
