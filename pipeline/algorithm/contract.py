@@ -306,6 +306,8 @@ class Method(ABC, Generic[S, U]):
     """Options of other tables that the method does not read -> what it reads in their place."""
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
     """Fields of the state that means take the place of: they tell how large a client's values may be."""
+    constant: ClassVar[tuple[str, ...]] = ()
+    """Weights that no client changes: no noise for privacy falls on them."""
     sends_initial_message: ClassVar[bool] = False
     """Clients send something before round 1, beside their cards (``initial_message``)."""
     evaluate_on: Literal["server", "clients"] = "server"

@@ -38,7 +38,7 @@ def verify(options: argparse.Namespace) -> int:
         raise InputError(f"--rounds {options.rounds}: {folder} has the rounds 1 to {there}; name one of these")
     experiment = replace(
         experiment,
-        cluster=replace(experiment.cluster, backup="", checkpoint_every=1),
+        cluster=replace(experiment.cluster, backup="", memories="", checkpoint_every=1),
         tracking=replace(experiment.tracking, uri="none", trackers="", register=""),
         output="",
     )

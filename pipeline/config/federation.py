@@ -114,6 +114,12 @@ class FederationOptions:
             ):
                 if bad:
                     raise ValueError(f"federation.secure_aggregation: set federation.{name} {hint}")
+        if self.selection == "poisson" and (self.aggregation != "mean" or self.secure_aggregation):
+            option = "secure_aggregation" if self.secure_aggregation else f"aggregation = {self.aggregation!r}"
+            raise ValueError(
+                f"federation.{option}: a round of selection = 'poisson' may have too few clients for it: set"
+                " federation.selection to 'fixed'"
+            )
         uses = self.aggregator.uses
         if self.batched_clients and uses:
             raise ValueError(

@@ -127,6 +127,8 @@ def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experimen
     tree = to_tree(experiment)
     for name, value in values.items():
         section, _, key = name.rpartition(".")
+        if section and not isinstance(tree.get(section), dict):
+            raise InputError(f"no option {name!r}{nearest(name, options_of(experiment))}")
         (tree[section] if section else tree)[key] = value
     return from_tree(tree)
 

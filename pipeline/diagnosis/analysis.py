@@ -136,7 +136,8 @@ def open_analysis(folder: Path, log: Log, places: Mapping[str, str] | None = Non
     last = Checkpoints(folder).load()
     if last is None:
         raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
-    run_spec = make_run_spec(replace(experiment, cluster=ClusterOptions(executor="serial")), log)
+    here = ClusterOptions(executor="serial" if experiment.federation.stack != 1 else "forked")  # serial: no deadline
+    run_spec = make_run_spec(replace(experiment, cluster=here), log)
     manifest, tags = run_spec.data().manifest, read_metadata(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):
         if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):

@@ -117,6 +117,8 @@ def check(framework: str, experiment: Experiment) -> None:
             " to 'last'",
         ),
         (evaluation.patience > 0, "evaluation.patience: it runs all rounds: set it to 0"),
+        (federation.dp_noise > 0, "federation.dp_noise: every client would have the seed of the noise: set it to 0"),
+        (experiment.task.client_test != "none", "task.client_test: clients are not scored: leave it out"),
         (bool(experiment.task.sites), "task.sites: a client's rows are prepared before: leave it out"),
         (federation.batched_clients, "federation.batched_clients trains all clients at once: set it to False"),
         (federation.stack != 1, "federation.stack trains clients in one process: set it to 1"),

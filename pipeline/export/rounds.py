@@ -64,7 +64,8 @@ def serve(run_spec: RunSpec, ask: Ask, exchange: Exchange, place: Path, log: Log
                 break
         if round_ == federation.rounds or round_ % experiment.evaluation.every == 0:
             log(f"round {round_}/{federation.rounds}  {_scores(server, 'validation')}")
-    log(_scores(server, "test"))
+    if experiment.evaluation.test != "never":
+        log(_scores(server, "test"))
     save_model(place, run_spec, server.state.weights, {"round": federation.rounds})
     log(f"model: {place}\nweights sha256 {final_checksum(server.snapshot())}")
 
@@ -91,5 +92,8 @@ def _aggregate(server: Server, round_: int, answered: list[int], least: int, log
 
 
 def _scores(server: Server, split: str) -> str:
-    values = server.scores([split])[split].values
+    scores = server.scores([split])
+    if split not in scores:
+        return f"no {split} rows"
+    values = scores[split].values
     return f"{split} " + ", ".join(f"{name} {100 * value:.2f}" for name, value in values.items())

@@ -46,6 +46,7 @@ class FedGELA(Averaging):
     """
 
     name = "fedgela"
+    constant = ("head.scale",)
     supports = Supports(kinds=("single",))
 
     scale: float = 20.0

@@ -38,6 +38,7 @@ from anchorfl.pipeline.storage.run_folder import (
     CONFIG,
     RESULT,
     check_digest,
+    check_is_same_run,
     lock_run,
     read_own_experiment,
     read_result,
@@ -94,6 +95,7 @@ def run(
     find_trackers(experiment.tracking.trackers)
     with ExitStack() as stack:
         stack.enter_context(lock_run(folder))
+        check_is_same_run(folder, experiment)
         if experiment.cluster.backup:
             check_backup_owner(backup_uri(experiment.cluster.backup, folder), folder, log)
         if experiment.cluster.uses_ray:

@@ -174,8 +174,8 @@ def _check_privacy(experiment: Experiment) -> None:
         )
     if method.weighting != "uniform":  # type: ignore[attr-defined]  # such a method averages
         raise InputError(f"{option}: one with many rows counts more than others; set method.weighting to 'uniform'")
-    if experiment.model.norm == "batch":
-        raise InputError(f"{option} does not cover the counters of BatchNorm: set model.norm to 'group'")
+    if experiment.model.norm != "group":
+        raise InputError(f"{option} does not cover the statistics of BatchNorm: set model.norm to 'group'")
 
 
 def _check_secure(experiment: Experiment) -> None:
@@ -187,7 +187,7 @@ def _check_secure(experiment: Experiment) -> None:
     if not method.sums or method.sends_own:
         what = "every update" if not method.sums else "every client's class row (method.class_embedding_lr)"
         raise InputError(f"{option}: the server of {method.name!r} needs {what}: choose another method")
-    if experiment.model.norm == "batch":
+    if experiment.model.norm != "group":
         raise InputError(f"{option}: the counters of BatchNorm have no sum: set model.norm to 'group'")
     if experiment.selected_clients < 2:
         raise InputError(f"{option}: the sum of one client is that client's: raise federation.clients_per_round")

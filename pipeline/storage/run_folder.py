@@ -103,6 +103,12 @@ def write_config(folder: Path, experiment: Experiment) -> None:
     write_atomically(folder / CONFIG, json.dumps(content, indent=1).encode())
 
 
+def check_is_same_run(folder: Path, experiment: Experiment) -> None:
+    """Raise InputError where the folder holds a run with other options, whose record would be written over."""
+    if (folder / CONFIG).exists() and (held := read_config(folder).get("digest", "")) != digest(experiment):
+        raise InputError(f"{folder} holds another run (digest {str(held)[:8]}): give another folder")
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Return ``config.json``: the resolved options of a run, as ``to_tree`` gave them, with their digest and seal.
 

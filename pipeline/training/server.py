@@ -207,6 +207,7 @@ class Server:
             return merged, counts
         rng = torch_rng(self.run_spec.experiment.seed, "client privacy", "round", begun.number)
         weights = self.privacy.private_mean(merged.weights, begun.sent.weights, len(gathering.norms), rng)
+        weights |= {name: begun.sent.weights[name] for name in self.method.constant}
         if ctx.round == ctx.rounds:
             counts["privacy/epsilon"] = self.epsilon
         return replace(merged, weights=weights), counts

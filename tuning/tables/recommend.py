@@ -179,9 +179,12 @@ def shape_of(manifest: Manifest) -> Shape:
 
 def shape_of_experiment(experiment: Experiment) -> Shape:
     """Return the shape of an experiment's federation, which is prepared in this process where it was not before."""
+    from anchorfl.pipeline.config.cluster import ClusterOptions
     from anchorfl.pipeline.run.prepare import prepare_data
 
-    here = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
+    here = replace(
+        experiment, cluster=ClusterOptions(executor="serial" if experiment.federation.stack != 1 else "forked")
+    )
     return shape_of(prepare_data(here, say).manifest)
 
 

@@ -73,6 +73,14 @@ class TableRun:
         return f"{self.row.key} seed {self.seed}"
 
 
+def _serial(experiment: Experiment) -> Experiment:
+    """Return an experiment that trains in one process, as those of tables. InputError where its options need more."""
+    try:
+        return replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
+    except ValueError as error:
+        raise InputError(f"{error}; or choose the processes of all runs with --cluster.executor") from error
+
+
 def table_runs_of(
     rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str], vary: Vary | None = None, reported: str = ""
 ) -> list[TableRun]:
@@ -103,7 +111,7 @@ def table_runs_of(
         words = drop_options(overrides, [option for option, method in methods.items() if method != preset.method.name])
         for changed, experiment in _experiments(row, preset, words, vary):
             if "cluster.executor" not in named:
-                experiment = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
+                experiment = _serial(experiment)
             if TESTED not in named and SELECTED.get(reported) == experiment.evaluation.model_selection:
                 experiment = replace(experiment, evaluation=replace(experiment.evaluation, test="last"))
             has_preset_options = _has_preset_options(experiment, preset, changed)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.run import lifecycle
 from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_folder import write_config
+from anchorfl.tasks.errors import InputError
 from anchorfl.testing import small_experiment, stopped_before
 from tests.runs import quiet
 
@@ -25,6 +29,21 @@ def test_a_run_comes_out_again(folder, capsys):
     assert main(["verify", str(folder)]) == 0
     assert "of the rounds 0 to 2 are those of the record" in capsys.readouterr().out
     assert before == sorted(path.stat().st_mtime_ns for path in folder.rglob("*"))
+
+
+def test_what_clients_keep_in_a_place_of_their_own_stays_as_it_is(folder, tmp_path, monkeypatch):
+    copy, e = tmp_path / "run", small_experiment("fedalign")
+    shutil.copytree(folder, copy)
+    write_config(copy, replace(e, cluster=replace(e.cluster, executor="ray", memories=str(tmp_path / "memories"))))
+    asked = []
+
+    def no_run(experiment, *arguments, **options):
+        asked.append(experiment.cluster.memories)
+        raise InputError("enough")
+
+    monkeypatch.setattr(lifecycle, "run", no_run)
+    assert main(["verify", str(copy)]) == 2
+    assert asked == [""]
 
 
 def test_an_interrupted_run_of_clients_models_does_too(tmp_path, capsys):

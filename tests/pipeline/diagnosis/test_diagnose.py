@@ -240,6 +240,13 @@ def test_other_data_than_those_of_the_run_are_refused(run_of):
         (folder / "run.json").write_text(metadata)
 
 
+def test_a_deadline_is_of_no_matter_here(experiment, tmp_path):
+    e = experiment("fedavg", cluster={"executor": "forked"}, federation={"deadline": 600.0})
+    run(e, tmp_path / "run", quiet)
+    diagnose(tmp_path / "run", dataclasses.replace(QUICK, parts=("agreement",)), quiet)
+    assert (tmp_path / "run/diagnosis/agreement.csv").exists()
+
+
 def test_a_dead_store_loses_nothing(run_of, monkeypatch):
     folder = run_of("fedavg")
 

@@ -68,11 +68,22 @@ def test_a_folder_that_is_there_and_other_frameworks_are_refused(tmp_path, monke
             "is that of the last round: set it to 'last'",
         ),
         ("fedavg", {"evaluation": {"patience": 2}}, "it runs all rounds: set it to 0"),
+        (
+            "fedavg",
+            {"federation": {"dp_noise": 1.0, "clip_norm": 1.0}},
+            "every client would have the seed of the noise",
+        ),
     ],
 )
 def test_what_a_framework_would_not_do_is_refused(experiment, framework, method, sections, named):
     with pytest.raises(InputError, match=f"{FRAMEWORKS[framework]} does not do this: .*{named}"):
         check(framework, experiment(method, **sections))
+
+
+def test_scores_of_clients_are_refused(experiment):
+    e = experiment("fedavg")
+    with pytest.raises(InputError, match="clients are not scored: leave it out"):
+        check("flower", replace(e, task=replace(e.task, client_test="0.2")))
 
 
 def test_methods_whose_clients_send_something_before_round_1_are_refused(experiment):

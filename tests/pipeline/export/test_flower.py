@@ -127,6 +127,13 @@ def test_a_node_that_fails_is_left_out_as_long_as_the_quorum_answers(flower, exp
         served(flower, tmp_path / "two", e, broken=(101, 102))
 
 
+def test_without_validation_rows_and_without_a_test(flower, experiment, tmp_path):
+    e = experiment("fedavg", evaluation={"test": "never"})
+    said = served(flower, tmp_path / "app", replace(e, task=replace(e.task, validation=0.0)))
+    assert sum("no validation rows" in line for line in said) == 3
+    assert not any(line.startswith("test ") for line in said)
+
+
 def test_a_deadline_is_the_timeout_of_a_round(flower, experiment, tmp_path):
     e = experiment("fedavg")
     timed = replace(e, cluster=replace(e.cluster, executor="ray"), federation=replace(e.federation, deadline=2.5))

@@ -102,6 +102,20 @@ def test_bad_options_of_a_sweep_are_one_line(options, line):
         anchorfl.sweep("digits/fedavg", **options)
 
 
+def test_a_folder_of_another_run_stays_as_it_is(tmp_path):
+    anchorfl.run(small_experiment(), folder=tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(anchorfl.InputError, match=r"run holds another run .*: give another folder"):
+        anchorfl.run(small_experiment(seed=7), folder=tmp_path / "run")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["fedration.rounds", "seed.x"])
+def test_a_misspelt_table_of_options_is_one_line(name):
+    with pytest.raises(anchorfl.InputError, match=f"no option '{name}'"):
+        anchorfl.run("digits/fedavg", {name: 3})
+
+
 def test_an_experiment_is_taken_alone(tmp_path):
     with pytest.raises(TypeError, match="give an experiment alone"):
         anchorfl.sweep(small_experiment(), {"federation.rounds": 2})

@@ -16,6 +16,7 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run import prepare
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
@@ -99,7 +100,7 @@ def test_what_would_not_be_covered_is_refused(private):
         optimizer=replace(digits.optimizer, skip_zero_rows=False, microbatch_tokens=0),
         cluster=e.cluster,
     )
-    with pytest.raises(InputError, match=r"does not cover the counters of BatchNorm: set model.norm to 'group'"):
+    with pytest.raises(InputError, match=r"does not cover the statistics of BatchNorm: set model.norm to 'group'"):
         make_run_spec(images, quiet)
 
 
@@ -110,6 +111,8 @@ def test_what_would_not_be_covered_is_refused(private):
         ({"dp_noise": 1.0, "clip_norm": 1.0, "aggregation": "median"}, "set federation.aggregation to 'mean'"),
         ({"dp_noise": 1.0, "clip_norm": 1.0, "backup_fraction": 0.5}, "set federation.backup_fraction to 0"),
         ({"dp_noise": -1.0}, "must be 0"),
+        ({"selection": "poisson", "aggregation": "median"}, "may have too few clients for it"),
+        ({"selection": "poisson", "secure_aggregation": True}, "may have too few clients for it"),
         ({"dp_noise": float("inf")}, "must be 0"),
         ({"dp_delta": 1.0}, r"must be in \(0, 1\)"),
     ],
@@ -118,6 +121,26 @@ def test_what_would_not_be_covered_is_refused(private):
 def test_bad_options(options, named):
     with pytest.raises(ValueError, match=named):
         FederationOptions(**options)
+
+
+def test_noise_leaves_what_no_client_changes(private):
+    """FedGELA's scale, which is fixed."""
+    e = private("fedgela")
+    executor = SerialExecutor(make_run_spec(e, quiet))
+    first = executor.server.state.weights["head.scale"].clone()
+    executor.round(1, [0, 2, 3], nobody)
+    assert torch.equal(executor.server.state.weights["head.scale"], first)
+
+
+@pytest.mark.parametrize("norm", ["batch", "frozen"])
+@pytest.mark.parametrize("option", ["dp_noise", "secure_aggregation"])
+def test_statistics_of_batch_norm_are_refused(private, norm, option):
+    e = private(**({} if option == "dp_noise" else {"dp_noise": 0.0, "clip_norm": 0.0, "secure_aggregation": True}))
+    model = replace(e.model, network="resnet8", norm=norm, weights="w.safetensors" if norm == "frozen" else "")
+    whole = replace(e.optimizer, skip_zero_rows=False, microbatch_tokens=0)
+    check = prepare._check_privacy if option == "dp_noise" else prepare._check_secure
+    with pytest.raises(InputError, match=f"{option}.*BatchNorm.*set model.norm to 'group'"):
+        check(replace(e, model=model, optimizer=whole))
 
 
 def test_without_noise_nothing_changes(private):

@@ -87,6 +87,12 @@ def test_a_shape_is_that_of_the_rows(flowers, partition):
     assert shape.uncovered == 4 - len(set().union(*data.manifest.classes))
 
 
+def test_options_of_training_do_not_matter(flowers):
+    e = from_words("", ["--task.file", *flowers, "--method.name", "fedavg"], "anchorfl run", quiet).experiment
+    timed = dataclasses.replace(e, federation=dataclasses.replace(e.federation, deadline=60.0))
+    assert shape_of_experiment(timed) == shape_of_experiment(e)
+
+
 def test_a_class_that_nobody_identifies_is_counted(flowers):
     words = [*flowers, "--task.partition", "k_classes", "--task.cover", "any"]
     words += ["--task.client_classes", '[["a"],["b"],["a","b"],["a"],["b"],["c"]]', "--task.classes_per_client", "2"]

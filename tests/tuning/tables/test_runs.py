@@ -55,6 +55,8 @@ def test_cells_are_experiments(paper):
     assert not table_runs[0].has_preset_options
     own = table_runs_of(rows_of(paper), [5], ["--cluster.executor", "ray", "--evaluation.save_state_every", "1"])[0]
     assert own.experiment.cluster.executor == "ray"
+    with pytest.raises(InputError, match=r"federation.deadline needs processes .* with --cluster.executor"):
+        table_runs_of(rows_of(paper), [5], ["--federation.deadline", "60"])
     assert own.has_preset_options
     assert own.digest == digest(replace(read_preset("digits/fedavg"), seed=5))
 
