@@ -39,6 +39,22 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     if prepared is None:
         check_encoder(experiment)
     data = prepared or prepare_data(experiment, log)
+    check_options(experiment, data)
+    _check_size(experiment, data)
+    names, concepts = name_vectors(experiment, data, log), concept_vectors(experiment, data, log)
+    run_spec = RunSpec(experiment, data.location, names, start, concepts)
+    changed = experiment.model.network != "auto" or bool(experiment.class_embeddings.lora_rank)
+    if changed or start is not None or experiment.optimizer.onednn:
+        try:
+            _check_network(run_spec, run_spec.model())  # here, where an error is one line, and not in every worker
+        except ValueError as error:
+            raise InputError(str(error)) from error
+    run_spec.texts()  # likewise: it may not fit its sentences
+    return run_spec
+
+
+def check_options(experiment: Experiment, data: Prepared) -> None:
+    """Raise InputError where options do not go with each other or with the data, before anything is made of them."""
     check_method(experiment.method, experiment.task, data.manifest.kind)
     _check_privacy(experiment)
     _check_secure(experiment)
@@ -63,17 +79,6 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
             f"optimizer.crop and flip are for images, and {data.manifest.task!r} has inputs of kind"
             f" {data.manifest.spec.kind!r}: set them to 0 and 'none'"
         )
-    _check_size(experiment, data)
-    names, concepts = name_vectors(experiment, data, log), concept_vectors(experiment, data, log)
-    run_spec = RunSpec(experiment, data.location, names, start, concepts)
-    changed = experiment.model.network != "auto" or bool(experiment.class_embeddings.lora_rank)
-    if changed or start is not None or experiment.optimizer.onednn:
-        try:
-            _check_network(run_spec, run_spec.model())  # here, where an error is one line, and not in every worker
-        except ValueError as error:
-            raise InputError(str(error)) from error
-    run_spec.texts()  # likewise: it may not fit its sentences
-    return run_spec
 
 
 def _check_network(run_spec: RunSpec, model: Classifier) -> None:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # torch, which the help of a sweep does without
     from anchorfl.pipeline.algorithm.contract import Method
 
 Value = str | int | float | bool
-FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "class_embeddings.", "method.semantic", "federation.rounds",
-    "seed",
-         "output")  # fmt: skip
-"""Options, or how they begin, that a sweep cannot vary: data and class-name vectors are made once, before it starts."""
+FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "class_embeddings.", "method.semantic", "model.weights",
+         "federation.rounds", "seed", "output")  # fmt: skip
+"""Options, or how they begin, that a sweep cannot vary: data, class-name vectors and first weights are made once,
+before it starts."""
 PRESET = "preset"
 """Searched name of the presets, where a sweep is over several."""
 SYNTAX = "low:high, log:low:high, tail:low:high, int:low:high, or values with commas; :n at the end gives n grid points"

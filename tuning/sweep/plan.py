@@ -89,13 +89,17 @@ class SweepPlan:
         """Preset -> experiment, the first one first."""
         return {self.preset: self.experiment, **self.others}
 
+    def preset_of(self, point: Mapping[str, object]) -> str:
+        """Return the name of a point's preset."""
+        return str(point.get(PRESET, self.preset))
+
     def experiment_of(self, point: Mapping[str, Value]) -> Experiment:
         """Return the experiment of a point's preset."""
-        return self.experiments[str(point.get(PRESET, self.preset))]
+        return self.experiments[self.preset_of(point)]
 
     def text_of(self, point: Mapping[str, Value]) -> str:
         """Return a point's preset as TOML."""
-        name = str(point.get(PRESET, self.preset))
+        name = self.preset_of(point)
         return self.text if name == self.preset else preset_text(name, self.others[name], overridden=True)
 
     @property

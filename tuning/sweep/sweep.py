@@ -20,7 +20,7 @@ from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.cluster import ray_cluster, ray_watch
 from anchorfl.pipeline.cluster.layout import driver_has_no_cpus, in_fresh_worker
 from anchorfl.pipeline.config.experiment import Experiment, digest
-from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.run.prepare import check_options, make_run_spec
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.pipeline.terminal import Log
@@ -65,6 +65,11 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = terminal.say) -> Sweep:
             name: {seed: make_run_spec(replace(experiment, seed=seed), log) for seed in every}
             for name, experiment in plan.experiments.items()
         }
+        for name, of_seed in everywhere.items():
+            if any(not run_spec.data().size("validation") for run_spec in of_seed.values()):
+                raise InputError(
+                    f"{name}: a sweep chooses by validation rows, and there are none: raise task.validation"
+                )
         started = _SweepRun(plan, folder, everywhere, at_once, sweep_backup, log)
         started.records().check()
         plan.save(folder)
@@ -203,13 +208,24 @@ class _SweepRun:
         )  # fmt: skip
 
     def _allowed(self, point: HyperParams) -> bool:
-        """Return whether the options take a point: FedAlign refuses q2 above q1, for example."""
+        """Return whether a run would take a point: FedAlign refuses q2 above q1, for example."""
         try:
-            self._experiment_of(point)
+            self._check(point)
         except InputError as error:
             self.refused.append(str(error))
             return False
         return True
+
+    def _check(self, point: HyperParams) -> None:
+        """Raise InputError where a run would not take a point, or it needs more than was made before the sweep."""
+        experiment, run_spec = (
+            self._experiment_of(point),
+            self.run_specs[self.plan.preset_of(point)][self.plan.seeds[0]],
+        )
+        check_options(experiment, run_spec.data())
+        head, of = experiment.method.head, run_spec.experiment.method.head
+        if (head.concepts, head.named, head.prompt_length) != (of.concepts, of.named, of.prompt_length):
+            raise InputError("it needs other vectors of the class names than its preset: sweep that preset apart")
 
     def _experiment_of(self, point: Mapping[str, object]) -> Experiment:
         experiment = self.plan.experiment_of(point)  # type: ignore[arg-type]  # an observer knows no values

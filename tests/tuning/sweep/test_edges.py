@@ -231,3 +231,36 @@ def test_final_runs_that_would_be_lost_are_refused(monkeypatch, tmp_path, seen):
         return
     with pytest.raises(InputError, match=r"\Afinal runs train on other nodes, which do not see .*--cluster\.backup"):
         sweeps._check_folder(plan, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "sections", "space", "point", "line"),
+    [
+        ("fedavg", {"federation": {"dp_noise": 1.0, "clip_norm": 1.0}}, "weighting=uniform,samples",
+         {"weighting": "samples"}, "set method.weighting to 'uniform'"),
+        ("scaffold", {}, "federation.clip_norm=0.0,1.0", {"federation.clip_norm": 1.0}, "'scaffold' does not allow it"),
+        ("fedrep", {}, "federation.steps=0,5", {"federation.steps": 5}, "train by whole epochs"),
+        ("fedbm", {}, "lkcc=true,false", {"lkcc": False}, "needs other vectors of the class names than its preset"),
+    ],
+    ids=["privacy", "aggregation", "steps", "concepts"],
+)  # fmt: skip
+def test_a_point_that_a_run_would_refuse_is_refused(experiment, tmp_path, method, sections, space, point, line):
+    options = (
+        {"weighting": "uniform"}
+        if sections
+        else {"concept_conditions": False, "cgde": False}
+        if method == "fedbm"
+        else {}
+    )
+    e = experiment(method, options=options, **sections)
+    plan = SweepPlan(method, e, space_of(e, [space]), SweepOptions(trials=2, scheduler="none"), "")
+    run_specs = {method: {e.seed: make_run_spec(e, quiet)}}
+    started = sweeps._SweepRun(plan, tmp_path, run_specs, 1, SimpleNamespace(), quiet)
+    assert started._allowed(plan.preset_point)
+    assert not started._allowed(plan.preset_point | point)
+    assert line in started.refused[-1]
+
+
+def test_first_weights_cannot_be_varied(experiment):
+    with pytest.raises(InputError, match=r"model\.weights"):
+        space_of(experiment(), ["model.weights=a.safetensors,b.safetensors"])
