@@ -240,8 +240,8 @@ def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:
     """Return flat parameters for MLflow: the method's own have short names (q1, q2), others are ``section.name``."""
     tree = redacted_tree(experiment)
     out: dict[str, str | int | float | bool] = {"method": tree["method"].pop("name")}
-    out |= {k: "none" if v is None else v for k, v in tree.pop("method").items()}
+    out |= tree.pop("method")
     out["task"] = tree["task"].pop("name")
     for section, values in tree.items():
         out |= {f"{section}.{k}": v for k, v in values.items()} if isinstance(values, dict) else {section: values}
-    return out
+    return {k: "none" if v is None else v for k, v in out.items()}

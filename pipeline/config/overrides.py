@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import tyro
 
@@ -58,7 +58,7 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
         if name and name not in known and argument not in ("--help", "--help-verbose"):
             whose = f"method {experiment.method.name!r} has " if name.startswith("method.") else ""
             raise InputError(f"{whose}no option --{name}{nearest(name, known)}; '{command} --help' lists all")
-    changed = call_tyro(lambda: _parse(experiment, arguments, command))
+    changed = call_tyro(lambda: _parse(experiment, _with_none(experiment, arguments), command))
     typed = typed_options(arguments)
     if changed.task.client_column and changed.task.partition != "subjects" and "task.partition" in typed:
         raise InputError(
@@ -66,6 +66,23 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
             " column says whose row it is, so that nothing is left to partition; leave one of them out"
         )
     return changed
+
+
+def _with_none(experiment: Experiment, words: Sequence[str]) -> list[str]:
+    """Return the overrides with ``None``, as tyro reads it, for the ``none`` of files and documents."""
+
+    def may_be_none(option: str) -> bool:
+        section, _, key = option.rpartition(".")
+        return bool(section) and type(None) in get_args(option_types(type(getattr(experiment, section)))[key])
+
+    out, option = list[str](), ""
+    for word in words:
+        name, _, value = word.partition("=")
+        typed = option_name(word)
+        option = typed or option
+        none = option and may_be_none(option) and (value if typed else word) == "none"
+        out.append(word if not none else f"{name}=None" if typed else "None")
+    return out
 
 
 def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Experiment:

@@ -139,14 +139,14 @@ def to_toml(experiment: Experiment) -> str:
 
 
 def toml_of(tree: Mapping[str, Any]) -> str:
-    """Return the sections of an experiment as TOML; what is None is left out."""
+    """Return the sections of an experiment as TOML; None is the text that options read as none."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for section, values in tree.items():
         if isinstance(values, dict):
-            lines += ["", f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in values.items() if v is not None)]
+            lines += ["", f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in values.items())]
     return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:
     """Return the value of an option in TOML; a table, which stands for JSON, as a text of it."""
-    return json.dumps(json_text(value) if isinstance(value, dict) else value)
+    return json.dumps("none" if value is None else json_text(value) if isinstance(value, dict) else value)

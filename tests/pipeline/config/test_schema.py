@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
 from anchorfl.pipeline.config.experiment import digest, flat, to_tree
@@ -148,3 +150,14 @@ def test_the_names_that_people_sweep_stay_short():
     assert {"q1", "q2", "alpha", "method", "task", "seed"} <= names.keys()
     assert (names["q1"], names["method"], names["task"]) == (99.0, "fedalign", "r8")
     assert names["federation.rounds"] == 50
+
+
+@pytest.mark.parametrize(
+    "words", [["--task.split_seed", "none"], ["--task.split_seed=none"], ["--task.split_seed", "None"]]
+)
+def test_none_is_typed_written_read_and_recorded(words):
+    """The seed of the split is then that of the run."""
+    e = override(read_preset("digits/fedavg"), typed.split())
+    assert e.task.split_seed is None
+    assert from_tree(tomllib.loads(to_toml(e))) == e
+    assert flat(e)["task.split_seed"] == "none"

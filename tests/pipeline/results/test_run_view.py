@@ -9,7 +9,7 @@ import pytest
 
 import anchorfl
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.storage.run_record import read_metadata, read_records
 from anchorfl.testing import small_experiment, stopped_before
 from tests.runs import quiet
 
@@ -122,3 +122,10 @@ def test_an_experiment_is_taken_alone(tmp_path):
     with pytest.raises(TypeError, match="give an experiment alone"):
         anchorfl.run(small_experiment(), {"seed": 3}, folder=tmp_path)
     assert anchorfl.run(small_experiment(), folder=tmp_path / "run").finished
+
+
+def test_a_split_that_follows_the_seed_of_the_run(tmp_path):
+    short = {"task.split_seed": "none", "federation.rounds": 1, "federation.epochs": 1, "cluster.executor": "serial"}
+    done = anchorfl.run("digits/fedavg", short | {"tracking.uri": "none"}, folder=tmp_path / "run")
+    assert done.finished
+    assert read_metadata(tmp_path / "run")["params"]["task.split_seed"] == "none"
