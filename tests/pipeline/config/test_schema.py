@@ -152,10 +152,8 @@ def test_the_names_that_people_sweep_stay_short():
     assert names["federation.rounds"] == 50
 
 
-@pytest.mark.parametrize(
-    "words", [["--task.split_seed", "none"], ["--task.split_seed=none"], ["--task.split_seed", "None"]]
-)
-def test_none_is_typed_written_read_and_recorded(words):
+@pytest.mark.parametrize("typed", ["--task.split_seed none", "--task.split_seed=none", "--task.split_seed None"])
+def test_none_is_typed_written_read_and_recorded(typed):
     """The seed of the split is then that of the run."""
     e = override(read_preset("digits/fedavg"), typed.split())
     assert e.task.split_seed is None
