@@ -83,13 +83,9 @@ class _Shown:
     def data(self) -> Prepared | str:
         """The prepared data; where there are none, or not those of the run, why."""
         try:
-            data, tags = self.view.data, self.summary.tags
+            return self.view.data
         except InputError as error:
-            return f"The data are not here, so nothing is shown of the partition: {error}"
-        recorded = tags.get("data_digest"), tags.get("partition_digest")
-        if recorded != (data.manifest.data_digest, data.manifest.partition_digest):
-            return "This version, or other raw files, prepare the data otherwise: nothing is shown of the partition."
-        return data
+            return f"The data of the run are not here, so nothing is shown of the partition: {error}"
 
     def total(self, metric: str) -> float:
         """Return the sum of a metric over the rounds."""

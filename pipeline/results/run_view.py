@@ -15,7 +15,7 @@ from anchorfl.pipeline.config.experiment import Experiment, data_and_method
 from anchorfl.pipeline.results.client_scores import read_client_scores
 from anchorfl.pipeline.results.in_memory import Model, open_model
 from anchorfl.pipeline.storage.run_folder import read_experiment, read_result
-from anchorfl.pipeline.storage.run_record import RoundRecord, with_final_scores
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -186,9 +186,17 @@ class Run:
 
     @cached_property
     def data(self) -> Prepared:
-        """The prepared data, from the cache or prepared again. Errors: InputError where the raw files are missing."""
-        experiment = self.experiment
-        return self._data or prepare(task_of(experiment.task), experiment.task, experiment.seed, engine="local")
+        """The prepared data, from the cache or prepared again. Errors: InputError where the raw files are missing, or
+        others than the run's.
+        """
+        experiment, tags = self.experiment, read_metadata(self.folder).get("tags", {})
+        data = self._data or prepare(task_of(experiment.task), experiment.task, experiment.seed, engine="local")
+        for name in ("data_digest", "partition_digest"):
+            if tags.get(name, getattr(data.manifest, name)) != getattr(data.manifest, name):
+                raise InputError(
+                    f"{self.folder}: this version, or other raw files, prepare the data otherwise ({name})"
+                )
+        return data
 
 
 def last_class_scores(records: Sequence[RoundRecord]) -> dict[str, dict[str, float]]:

@@ -158,9 +158,15 @@ def _by_client(given: list[Any] | dict[str, Any], rows: TrainingRows, options: T
 
 def _class_number(entry: str | int, class_names: Sequence[str], client: int) -> int:
     """Return the number of a class that is named, or given by its number."""
-    if isinstance(entry, str) and entry in class_names:
-        return class_names.index(entry)
+    named = class_names.index(str(entry)) if str(entry) in class_names else None
+    if isinstance(entry, str) and named is not None:
+        return named
     if str(entry).isdecimal() and int(entry) < len(class_names):
+        if named not in (None, int(entry)):
+            raise InputError(
+                f"[task] client_classes: client {client}: {entry} is the number of the class {class_names[int(entry)]},"
+                f' and the name of another: write "{entry}" for the name, with quotation marks, and so for all'
+            )
         return int(entry)
     raise InputError(
         f"[task] client_classes: client {client}: no class {entry!r}{nearest(str(entry), class_names)}; there are"

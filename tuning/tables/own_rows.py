@@ -53,6 +53,8 @@ def parse_own_rows(texts: Sequence[str]) -> list[OwnRow]:
         out.append(OwnRow(label.strip(), base, tuple(words)))
     if len({row.label for row in out}) < len(out):
         raise InputError("--row: two rows have one name; give each its own")
+    if len({(row.base, row.words) for row in out}) < len(out):
+        raise InputError("--row: two rows have the same options; leave one out")
     return out
 
 

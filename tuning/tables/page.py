@@ -289,7 +289,9 @@ def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
         line = [row.shown, str(cost.runs), *(_number(v) for v in (cost.down, cost.up, cost.hours))]
         if convention:
             run = next(iter(table.of(row).values()), None)
-            both = (None, None) if run is None or cost.up is None else counted_traffic_of(run, cost.up)
+            both: tuple[float | None, float | None] = None, None
+            if run is not None and cost.up is not None and "class_embedding_lr" in run.params:  # not of an own row
+                both = counted_traffic_of(run, cost.up)
             published = published_traffic(table.paper, row.data, row.label) or (None, None)
             line += [_number(value) for value in (*both, *published)]
         out.append(line)

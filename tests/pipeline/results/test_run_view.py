@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -42,6 +43,18 @@ def test_confusion_adds_up_to_the_accuracy(finished):
     table = finished.confusion()
     assert list(table.columns) == list(table.index) == list(finished.model.class_names)
     assert np.isclose(np.trace(table) / table.to_numpy().sum(), finished.scores["test"]["accuracy"])
+
+
+def test_other_data_than_those_of_the_run_are_refused(finished, tmp_path):
+    """As where the raw files have changed since: what is drawn from them could be rows that the model saw."""
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.folder, copy)
+    about = json.loads((copy / "run.json").read_text())
+    about["tags"]["data_digest"] = "0" * 64
+    (copy / "run.json").write_text(json.dumps(about))
+    for drawn in ("confusion", "partition"):
+        with pytest.raises(anchorfl.InputError, match=r"other raw files, prepare the data otherwise \(data_digest\)"):
+            getattr(anchorfl.Run(copy), drawn)()
 
 
 def test_it_predicts(finished):

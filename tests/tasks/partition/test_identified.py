@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import JsonText, TaskOptions, json_text
-from anchorfl.tasks.partition.client_classes import read_client_classes, sets_of_seed
+from anchorfl.tasks.partition.client_classes import _class_number, read_client_classes, sets_of_seed
 from anchorfl.tasks.partition.partition import make_plan
 from anchorfl.tasks.partition.plan import plan_digest
 from tests.tasks.federations import QUICK, plan_of, rows_of, task_of
@@ -98,6 +98,16 @@ def test_every_form_gives_the_same_sets(value):
     assert sets(plan) == [(0, 2), (1,), (0, 3)]
     drawn = subjects_plan(7)
     assert all(np.array_equal(a.rows, b.rows) for a, b in zip(plan.clients, drawn.clients, strict=True))
+
+
+def test_a_number_that_is_the_name_of_another_class_is_asked_about():
+    """Labels 1, 2, 3 of a table: is 1 the first class, or the one called so?"""
+    assert _class_number(1, ["0", "1", "2"], 0) == _class_number("1", ["0", "1", "2"], 0) == 1
+    assert _class_number("1", ["1", "2", "3"], 0) == 0
+    with pytest.raises(
+        InputError, match=r'client 4: 1 is the number of the class 2, and the name of another: write "1"'
+    ):
+        _class_number(1, ["1", "2", "3"], 4)
 
 
 @pytest.mark.parametrize("partition", ["k_classes", "iid", "dirichlet"])

@@ -82,6 +82,15 @@ def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(tabl
     for k in (1, 3, 5):
         assert f"| most frequent labels | - | P@{k} | - | {100 * tag[f'p_at_{k}']:.2f} | - | - | - | - |" in page
     assert page.count("Most frequent labels: every test row gets") == 1
+    run_json = again[0].folder / "run.json"  # as of a row of one's own, whose method has no class rows
+    about = json.loads(run_json.read_text())
+    del about["params"]["class_embedding_lr"]
+    written = run_json.read_text()
+    run_json.write_text(json.dumps(about))
+    assert write_page(
+        table_of(paper_of("fedalc"), attach_folders(table_runs, index_runs(tmp_path))), tmp_path / "other"
+    )
+    run_json.write_text(written)
     e = jobs[0].run.experiment
     sent = table.cost(again[0].row).up * 1e6 / 4  # theta and a row
     theta = round(sent) - e.model.width

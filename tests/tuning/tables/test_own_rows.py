@@ -59,6 +59,11 @@ def test_an_own_row_is_the_papers_but_for_its_own_options(plugin):
     assert sum(name.startswith("digits-mine-s") for name in folders) == len(SEEDS)
 
 
+def test_two_rows_with_the_same_options_are_refused():
+    with pytest.raises(InputError, match="two rows have the same options; leave one out"):
+        parse_own_rows(["One = fedavg --model.width 32", "Two = fedavg --model.width 32"])
+
+
 def test_it_has_the_statistics_of_the_others_and_leaves_theirs_alone(plugin, tmp_path):
     def table(*texts):
         made = []
