@@ -73,7 +73,8 @@ def _with_none(experiment: Experiment, words: Sequence[str]) -> list[str]:
 
     def may_be_none(option: str) -> bool:
         section, _, key = option.rpartition(".")
-        return bool(section) and type(None) in get_args(option_types(type(getattr(experiment, section)))[key])
+        kind: Any = type(getattr(experiment, section)) if section else Experiment
+        return type(None) in get_args(option_types(kind)[key])
 
     out, option = list[str](), ""
     for word in words:
