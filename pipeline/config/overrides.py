@@ -74,7 +74,7 @@ def _with_none(experiment: Experiment, words: Sequence[str]) -> list[str]:
     def may_be_none(option: str) -> bool:
         section, _, key = option.rpartition(".")
         kind: Any = type(getattr(experiment, section)) if section else Experiment
-        return type(None) in get_args(option_types(kind)[key])
+        return type(None) in get_args(option_types(kind).get(key))  # --help is none
 
     out, option = list[str](), ""
     for word in words:
