@@ -223,6 +223,13 @@ RUNS = {
             "fedavg-fixed-average": "FedAvg-fixed, the same",
         },
     ),
+    "r8-8-terms": (
+        "r8-8",
+        {
+            "r8-8-terms-s4321": "FedAlign with FedPU's terms, seed 4321",
+            "r8-8-terms-s4322": "the same, seed 4322",
+        },
+    ),
     "pbc-anchor-generator": (
         "pbc",
         {
