@@ -7,6 +7,7 @@ import os
 import pickletools
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -57,7 +58,9 @@ def delivered(mlflow, folder, store):
 def is_pickle(content):
     """Return True where the bytes read as a pickle from the first to the last."""
     try:
-        *_, (last, _, at) = pickletools.genops(content)
+        with warnings.catch_warnings():  # of what it takes for text in the wheel's compressed bytes
+            warnings.simplefilter("ignore", DeprecationWarning)
+            *_, (last, _, at) = pickletools.genops(content)
     except (ValueError, IndexError, UnicodeDecodeError):
         return False
     return last.name == "STOP" and at == len(content) - 1
