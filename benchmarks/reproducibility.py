@@ -107,6 +107,7 @@ KEPT = {
     "r8-8-redrawn-q1": Kept(
         ("r8-8-redrawn",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4321 --vary method.q1=90,99"
     ),
+    "es-15": Kept(("es-15",), "fedalign --data es-15", "extrasensory", "16 of the 60 users"),
     "es-25": Kept(
         ("es-25",),
         "fedalign --data es-25 --seeds 4321,4322,4323",
