@@ -96,10 +96,8 @@ def _check_network(run_spec: RunSpec, model: Classifier) -> None:
             f"{where}: has BatchNorm, which normalizes over the batch, so rows may not be left out or cut apart: set"
             " --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
         )
-    federation, counters = (
-        experiment.federation,
-        [n for n, t in model.state_dict().items() if not t.is_floating_point()],
-    )
+    counters = [name for name, value in model.state_dict().items() if not value.is_floating_point()]
+    federation = experiment.federation
     if counters and (federation.dp_noise or federation.secure_aggregation):
         raise ValueError(
             f"{where}: federation.dp_noise and secure_aggregation are not for whole numbers such as BatchNorm's"
