@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from contextlib import nullcontext
 from functools import partial
 from itertools import takewhile
@@ -66,7 +65,15 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
     from anchorfl.pipeline.storage.restore import restore_if_remote
     from anchorfl.tuning.search.backup import LEAVE, RESUME
     from anchorfl.tuning.search.search_space import PRESET, Choice, Space, space_of
-    from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan, new_sweep_folder, preset_text, resumed_plan
+    from anchorfl.tuning.sweep.plan import (
+        PLAN_FILE,
+        SweepPlan,
+        check_typed,
+        new_sweep_folder,
+        on_whole_grid,
+        preset_text,
+        resumed_plan,
+    )  # fmt: skip
 
     if args.resume is not None:
         places, rest = parse_places(overrides)
@@ -89,7 +96,9 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
         log = (lambda _: None) if experiments else say  # what is said of a table is the same for all
         name, experiment = from_words(preset, overrides, "anchorfl sweep", log)
         experiments[preset if several else name] = experiment
-    check_idle(typed_options(overrides), list(experiments.values()))
+    typed = typed_options(overrides)
+    check_idle(typed, list(experiments.values()))
+    check_typed(typed)
     if any(experiment.output for experiment in experiments.values()):
         raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
     name, experiment = next(iter(experiments.items()))
@@ -98,9 +107,11 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
     if args.space or not several:
         space = {**space, **space_of(experiment, args.space)}
     if several:  # every one of them as often as the others
-        options = {"searcher": "grid", "trials": math.prod(len(d.grid()) for d in space.values())} | options
+        options = {"searcher": "grid"} | options
     text = preset_text((args.presets or [name])[0], experiment, bool(overrides))
     plan = SweepPlan(name, experiment, space, SweepOptions(**options), text, others)
+    if plan.options.searcher == "grid" and "trials" not in options:
+        plan = on_whole_grid(plan)
     return plan, new_sweep_folder(f"{experiment.task.name}-presets" if several else name, args.output)
 
 

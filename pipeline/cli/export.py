@@ -28,11 +28,14 @@ def export(words: list[str]) -> int:
     if what not in RUN:
         raise InputError(f"export {what}: there are {', '.join(RUN)}; {FORM}")
     from anchorfl.pipeline.config.experiment import data_and_method
+    from anchorfl.pipeline.config.idle_options import check_idle
+    from anchorfl.pipeline.config.overrides import typed_options
     from anchorfl.pipeline.export.apps import write_app
     from anchorfl.pipeline.run.assemble import from_words
 
     preset = rest.pop(0) if rest and not rest[0].startswith("-") else ""
     experiment = from_words(preset, rest, f"anchorfl export {what}").experiment
+    check_idle(typed_options(rest), [experiment])
     name = data_and_method(experiment)
     folder = Path(experiment.output or f"{what}-{name}")
     say("\n".join(map(str, write_app(what, folder, name, experiment))))

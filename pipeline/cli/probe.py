@@ -27,6 +27,8 @@ from anchorfl.pipeline.cluster.sizing import (
     whole_cpus,
 )
 from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.config.idle_options import check_idle
+from anchorfl.pipeline.config.overrides import typed_options
 from anchorfl.pipeline.config.presets import some_presets
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.execution import fresh_process, memory_probe
@@ -84,6 +86,7 @@ def probe(arguments: list[str]) -> int:
             f"probe needs a preset: {some_presets()}; or the path of a .toml file; or a table, --task.file"
         )
     name, experiment = from_words(preset, overrides, "anchorfl probe")
+    check_idle(typed_options(overrides), [experiment])
     _check(options, experiment)
     with ExitStack() as stack:
         nodes, run_apart = _nodes(experiment, options.cpu, stack)

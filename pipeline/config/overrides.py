@@ -58,14 +58,7 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
         if name and name not in known and argument not in ("--help", "--help-verbose"):
             whose = f"method {experiment.method.name!r} has " if name.startswith("method.") else ""
             raise InputError(f"{whose}no option --{name}{nearest(name, known)}; '{command} --help' lists all")
-    changed = call_tyro(lambda: _parse(experiment, _with_none(experiment, arguments), command))
-    typed = typed_options(arguments)
-    if changed.task.client_column and changed.task.partition != "subjects" and "task.partition" in typed:
-        raise InputError(
-            f"--task.partition {changed.task.partition} beside --task.client_column {changed.task.client_column}: the"
-            " column says whose row it is, so that nothing is left to partition; leave one of them out"
-        )
-    return changed
+    return call_tyro(lambda: _parse(experiment, _with_none(experiment, arguments), command))
 
 
 def _with_none(experiment: Experiment, words: Sequence[str]) -> list[str]:

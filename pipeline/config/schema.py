@@ -34,7 +34,7 @@ def from_tree(tree: Mapping[str, Any]) -> Experiment:
         if key not in known:
             raise InputError(f"no option or table {key!r}{nearest(key, known)}")
     for name in known & values.keys() - {"method"}:
-        convert = _node if is_dataclass(hints[name]) else _typed
+        convert = section_from if is_dataclass(hints[name]) else _typed
         values[name] = convert(hints[name], values[name], name)
     values["method"] = _method(values.get("method"))
     experiment: Experiment = _built(Experiment, values, "")
@@ -50,10 +50,11 @@ def _method(table: Any) -> Any:
     name, options = table["name"], {k: v for k, v in table.items() if k != "name"}
     if not isinstance(name, str):
         raise InputError(f"[method] name = {name!r}: must be a text, one of {', '.join(METHODS)}")
-    return _node(find_method(name), options, "method")
+    return section_from(find_method(name), options, "method")
 
 
-def _node(kind: Any, table: Any, section: str) -> Any:
+def section_from(kind: Any, table: Any, section: str) -> Any:
+    """Return the options of a dataclass from a mapping, read strictly. section: what messages call it."""
     if not isinstance(table, dict):
         raise InputError(f"[{section}] must be a table, not {table!r}")
     hints = option_types(kind)

@@ -69,6 +69,8 @@ class RunSummary:
     """result.json, {} where the run has none."""
     tags: dict[str, str] = field(default_factory=dict)
     """Facts of the run, by name (pipeline/run/provenance.py)."""
+    raw_digest: str = ""
+    """Digest of the raw files; empty in records without one."""
 
     @property
     def family(self) -> Family:
@@ -147,6 +149,7 @@ def load_begun(folder: Path, split: Split = "test") -> RunSummary:
         split=split,
         result=result,
         tags=metadata.get("tags", {}),
+        raw_digest=next((digest for *_, digest in metadata.get("datasets", [])), ""),
     )
 
 
@@ -292,8 +295,23 @@ def groups_of(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
+def raw_data_notes(runs: Iterable[tuple[str, RunSummary]]) -> list[str]:
+    """Return a line for each name whose runs were trained on different raw files, such as made-up ones and real ones.
+
+    runs: what a run belongs to, and the run.
+    """
+    names = dict[str, dict[str, str]]()
+    for name, run in runs:
+        names.setdefault(name, {}).setdefault(run.raw_digest, run.name)
+    return [
+        f"{name}: its runs were trained on different raw files, as {' and '.join(list(of)[:2])} were: they have no mean"
+        for name, of in ((name, list(of.values())) for name, of in names.items())
+        if len(of) > 1
+    ]
+
+
 def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
-    notes = []
+    notes = [f"Note: {n}." for n in raw_data_notes((group.label, run) for group in groups for run in group.runs)]
     for group in groups:
         seeds = [str(run.seed) for run in group.runs]
         twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})

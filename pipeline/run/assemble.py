@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from anchorfl.pipeline.config.experiment import Experiment, data_and_method
 from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.config.idle_options import check_idle
 from anchorfl.pipeline.config.overrides import keep_options, override, typed_options
 from anchorfl.pipeline.config.preset_files import Tree, drop, lend, merge_sections, table_file
 from anchorfl.pipeline.config.presets import build, preset_names, preset_tree
@@ -20,6 +21,7 @@ from anchorfl.pipeline.methods import method_name
 from anchorfl.pipeline.run.prepare import check_method, count_clients, resolve_options, with_sections
 from anchorfl.pipeline.terminal import Log, say
 from anchorfl.tasks.contract import LabelKind
+from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular.table import resolve_options as resolve_task_options
@@ -74,7 +76,9 @@ def from_values(preset: str, values: Mapping[str, Any], log: Log = say) -> Assem
     def apply(experiment: Experiment) -> Experiment:
         return with_options(experiment, {name: value for name, value in values.items() if name != METHOD})
 
-    return _assemble(preset, values, apply, log)
+    assembled = _assemble(preset, values, apply, log)
+    check_idle(values, [assembled.experiment])
+    return assembled
 
 
 def names_table(words: Sequence[str]) -> bool:
@@ -132,6 +136,7 @@ def _on_table(preset: str, start: _Start, given: Mapping[str, Any], apply: Apply
     if said.isdisjoint(cohort):
         tree = merge_sections({"federation": {"clients_per_round": 0}}, tree)  # fits any number of clients
     experiment = apply(build(preset, tree))
+    _check_of_column(experiment.task, given)
     if not preset and METHOD not in given:
         kind = task_of(experiment.task).kind
         log(f"{kind}-label: method {TABLE_METHODS[kind]}; --method.name takes another")
@@ -153,6 +158,20 @@ def _on_table(preset: str, start: _Start, given: Mapping[str, Any], apply: Apply
         federation = replace(federation, clients_per_round=min(FederationOptions().clients_per_round, options.clients))
     check_method(experiment.method, options, task.kind)
     return with_sections(experiment, task=options, federation=federation)
+
+
+def _check_of_column(task: TaskOptions, given: Mapping[str, Any]) -> None:
+    """Raise InputError where options were given that say otherwise than the column of clients."""
+    if not task.client_column:
+        return
+    for option, value, other in (
+        ("task.partition", task.partition, task.partition != "subjects"), ("task.clients", task.clients, True),
+    ):  # fmt: skip
+        if other and option in given:
+            raise InputError(
+                f"--{option} {value} beside --task.client_column {task.client_column}: the column says whose row it is,"
+                " so that nothing is left to partition; leave one of them out"
+            )
 
 
 def _name(preset: str, experiment: Experiment) -> str:

@@ -192,20 +192,19 @@ def sweep(
     Errors: InputError on bad ones.
     """
     from anchorfl.pipeline.config.experiment import data_and_method
-    from anchorfl.pipeline.config.schema import to_toml
-    from anchorfl.tasks.errors import InputError
+    from anchorfl.pipeline.config.schema import section_from, to_toml
     from anchorfl.tuning.search.options import SweepOptions
     from anchorfl.tuning.search.search_space import space_of
-    from anchorfl.tuning.sweep.plan import SweepPlan, new_sweep_folder
+    from anchorfl.tuning.sweep.plan import SweepPlan, check_typed, new_sweep_folder, on_whole_grid
     from anchorfl.tuning.sweep.sweep import run_sweep
 
+    check_typed(options or {})
     experiment = _experiment(preset, options, data, quiet)
-    try:
-        how = SweepOptions(**search)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"sweep: {error}") from error
+    how: SweepOptions = section_from(SweepOptions, search, "sweep")
     name = data_and_method(experiment)
     plan = SweepPlan(name, experiment, space_of(experiment, space), how, to_toml(experiment))
+    if how.searcher == "grid" and "trials" not in search:
+        plan = on_whole_grid(plan)
     return run_sweep(plan, new_sweep_folder(name, str(folder)), _log(quiet))
 
 

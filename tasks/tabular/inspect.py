@@ -122,7 +122,9 @@ def inspect_table(options: TaskOptions) -> Inspection:
     if inspection.run is None and not inspection.stops:
         inspection.stops.append("no number of clients and classes was found that the rows can be dealt to")
     elif inspection.run is not None and not options.client_column:
-        asked, found = ((o.clients, o.classes_per_client) for o in (options, inspection.run))
+        asked, found = (
+            (o.clients, min(o.classes_per_client, len(task.class_names))) for o in (options, inspection.run)
+        )
         if asked != found:
             inspection.problems.append(
                 f"the rows cannot be dealt to {asked[0]} clients that know {asked[1]} classes each, as a run does if"
@@ -141,12 +143,16 @@ def _runnable(table: Table, task: Task, options: TaskOptions) -> TaskOptions | N
         clients = len(pc.unique(table["subject"].filter(pc.equal(table["split"], "train"))))
         options = replace(options, partition="subjects", clients=clients)
     counts = Labels.of_lists(table["labels"], len(task.class_names)).counts()
+    train = table.filter(pc.equal(table["split"], "train"))
+    train_C = Labels.of_lists(train["labels"], len(task.class_names)).counts()
     rarest = sorted({options.min_positives, *(int(count) + 1 for count in counts if count >= options.min_positives)})
     for least in rarest[:TRIED]:
         tried = replace(options, min_positives=least)
         kept, part = drop_rare_classes(table, task, least) if (counts >= least).any() else (table, task)
         if len(part.class_names) < 2 or not (counts >= least).any():
             return None
+        if (train_C[(counts >= options.min_positives) & (counts < least)] >= FEW).any():
+            return None  # a class of the test split alone: nobody would give up good classes for it
         if not options.client_column and not _plan(kept, part, replace(tried, partition="dirichlet", clients=1)):
             continue  # a class has no training row
         each, choices = options.classes_per_client, [(options.clients, options.classes_per_client)]
@@ -179,7 +185,7 @@ def next_command(options: TaskOptions, inspection: Inspection) -> str:
     for name in (*OWN_OPTIONS, "root"):
         if (value := getattr(options, name)) and (inspection.ready or name != "file"):
             words += [f"{prefix}{name}", value]
-    if inspection.ready and inspection.bad_rows:
+    if inspection.ready and (inspection.bad_rows or options.on_bad_row == "skip"):
         words += ["--task.on_bad_row", "skip"]
     if inspection.run is None:
         return shlex.join(words)
@@ -291,10 +297,10 @@ def _classes(rows: _UsableRows, schema: Schema, inspection: Inspection, *, neede
         inspection.lines.append(f"  ... and {rows.labels.classes - SHOWN} more classes")
     train_C, test_C = count_SC["train"], count_SC["test"]
     stops = len(inspection.stops)
-    what = "no positive training row (--task.min_positives leaves rare classes out)" if needed else ""
+    what = "no positive training row (give them some, or leave them out; --task.min_positives leaves rare classes out)"
     _name(
         inspection.stops if needed else inspection.problems,
-        what or "no positive training row",
+        what if needed else "no positive training row",
         train_C == 0,
         schema.class_names,
     )

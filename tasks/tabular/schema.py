@@ -366,8 +366,16 @@ def _classes(
     elif class_file[0]:
         values, names = class_file
     else:
-        numbers = all(value.lstrip("-").isdigit() for value in _present(file, labels[0], style))
-        values, names = [str(i) for i in range(len(class_file[1]))] if numbers else class_file[1], class_file[1]
+        present, names = _present(file, labels[0], style), class_file[1]
+        numbers = all(value.lstrip("-").isdigit() for value in present)
+        values = [str(i) for i in range(len(names))] if numbers else names
+        if (
+            numbers and "0" not in present and str(len(names)) in present
+        ):  # the first name would be a class without rows
+            raise InputError(
+                f"{file.path}: column {labels[0]!r} holds classes from {present[0]} to {len(names)}, and the names of"
+                f" {options.class_names} would be those of 0 to {len(names) - 1}: write 'number<TAB>name' on every line"
+            )
     if len(names) < 2:
         raise InputError(f"{file.path}: column {labels[0]!r} holds {len(names)} class; a task needs at least 2")
     check_names(names, options.class_names or str(file.path))

@@ -126,6 +126,11 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
         return replace(options, partition="subjects", clients=len(options.sites.split(",")))
     if not schema.client:
         return options
+    if options.split_seed is None and not schema.split:
+        raise InputError(
+            f"[task] split_seed = none: which of the {schema.client!r} have training rows would differ from seed to"
+            " seed; give a number, or the column of the split (--task.split_column)"
+        )
     table = task.read(path.parent, options)
     clients = len(pc.unique(table["subject"].filter(pc.equal(table["split"], "train"))))
     log(f"{path.name}: {clients} clients, one for every {schema.client!r} that has training rows")

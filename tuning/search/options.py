@@ -18,7 +18,7 @@ class SweepOptions:
     scheduler: Literal["asha", "median", "none"] = "asha"
     """Rule that stops trials early: ``asha`` (Li et al., 2020), ``median`` (the median stopping rule), ``none``."""
     trials: int = 30
-    """Points to try, the preset's own included; a grid ends earlier where it has fewer."""
+    """Points to try, the preset's own included. Of a grid, all of them unless this is given; fewer are its first."""
     hours: float = 0.0
     """Stop the search after so many hours of wall time, over all its starts; 0: no limit."""
     cost: float = 0.0

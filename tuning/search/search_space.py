@@ -118,6 +118,12 @@ class MethodSpace:
     """Rounds before its scores can be compared; a scheduler stops nothing before."""
 
 
+def grid_points(space: Space, preset_point: Mapping[str, Value]) -> int:
+    """Return the number of points of a grid: one more where the preset's point is none of them."""
+    one_more = any(preset_point[name] not in dimension.grid() for name, dimension in space.items())
+    return math.prod(len(dimension.grid()) for dimension in space.values()) + one_more
+
+
 LAMBDA = Range(0.1, 1000, "log", steps=9, reason="FedALC's grid, 1 to 500, and a little more to both sides")
 
 SPACES: Mapping[str, MethodSpace] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds
-from anchorfl.tuning.search.search_space import Choice, Dimension, Range, Space, Value
+from anchorfl.tuning.search.search_space import Choice, Dimension, Range, Space, Value, grid_points
 
 HyperParams = dict[str, Value]
 ROUND, SCORE, EXPENSE = "training_iteration", "score", "expense"
@@ -46,14 +45,8 @@ class Grid(Searcher):
 
 
 def most_trials(options: SweepOptions, space: Space, preset_point: Mapping[str, Value]) -> int:
-    """Return how many trials there will be at most.
-
-    A grid may have fewer points than trials were allowed, and one more where the preset's point is none of them.
-    """
-    if options.searcher != "grid":
-        return options.trials
-    one_more = any(preset_point[name] not in d.grid() for name, d in space.items())
-    return min(options.trials, math.prod(len(d.grid()) for d in space.values()) + one_more)
+    """Return how many trials there will be at most: a grid may have fewer points than trials were allowed."""
+    return options.trials if options.searcher != "grid" else min(options.trials, grid_points(space, preset_point))
 
 
 def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping[str, Value] | None) -> Searcher:

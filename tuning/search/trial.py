@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import statistics
 import time
 import traceback
@@ -251,6 +252,7 @@ def _record(folder: Path, seeds: Sequence[int], round_: int, context: TrialConte
     scores = {seed: record.metrics[context.metric] for seed, record in now.items()}
     shared = set.intersection(*(set(r.metrics) for r in now.values()))
     means = {k: statistics.fmean(r.metrics[k] for r in now.values()) for k in sorted(shared)}
+    means = {k: v for k, v in means.items() if math.isfinite(v)}  # the loss of a trial that diverged is none
     so_far = [r for records in rows.values() for r in records if r.round <= round_]
     training = sum(_training(r, context.slots) for r in so_far)
     moved = sum(r.metrics.get(name, 0.0) for r in so_far for name in COMMUNICATION) / 1e6

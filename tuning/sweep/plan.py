@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -12,6 +12,7 @@ from typing import Any, NotRequired, TypedDict
 from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tree
 from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
+from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
 from anchorfl.pipeline.storage.places import check_own_code, seal_of, with_own_places
 from anchorfl.pipeline.storage.run_folder import RUNS
@@ -28,11 +29,19 @@ from anchorfl.tuning.search.search_space import (
     Space,
     Value,
     declared_space,
+    grid_points,
     none_as_text,
     resolve,
 )
 
 PLAN_FILE = "sweep.json"
+TAKEN = {
+    "output": "leave it out: the sweep has a folder of its own",
+    "tracking.register": "give --register: the model of the first final run",
+    "tracking.run_name": "leave it out: they are named after their points",
+    "evaluation.test": "leave it out: trials never score the test split, final runs do once",
+}
+"""Options of runs that a sweep sets itself -> what to do."""
 SHARED = "task.", "evaluation.", "cluster.", "tracking.", "federation.rounds"
 """Options, or how they begin, that all presets of a sweep have in common."""
 
@@ -76,6 +85,7 @@ class SweepPlan:
         if self.experiment.evaluation.patience:
             raise InputError("a sweep ends trials by its scheduler: set evaluation.patience to 0")
         try:
+            TrackingOptions(register=self.options.register)
             metric = resolve_metric(self.options, self.experiment.evaluation.metrics)
         except ValueError as error:
             raise InputError(str(error)) from error
@@ -154,6 +164,18 @@ class SweepPlan:
             "text": self.text,
         }
         write_atomically(folder / PLAN_FILE, json.dumps(content, indent=1).encode())
+
+
+def check_typed(options: Collection[str]) -> None:
+    """Raise InputError where an option is given that a sweep sets for its runs."""
+    for option in TAKEN.keys() & set(options):
+        raise InputError(f"--{option}: a sweep sets it for its runs; {TAKEN[option]}")
+
+
+def on_whole_grid(plan: SweepPlan) -> SweepPlan:
+    """Return the plan with as many trials as its grid has points."""
+    trials = grid_points(plan.space, plan.preset_point)
+    return replace(plan, options=replace(plan.options, trials=trials))
 
 
 def _sealed(experiment: Experiment) -> dict[str, Any]:

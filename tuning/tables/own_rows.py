@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.idle_options import check_idle
 from anchorfl.pipeline.config.overrides import keep_options, override, typed_options
 from anchorfl.pipeline.config.preset_files import merge_sections
 from anchorfl.pipeline.config.presets import build, preset_tree, read_preset
@@ -90,6 +91,8 @@ def base_experiment(row: Row) -> Experiment:
         tree = merge_sections(tree, {"method": {"name": method}})
     words = keep_options(row.own, lambda name: name != METHOD)
     try:
-        return override(build(row.preset, tree), words, f"anchorfl run {row.preset}")
+        experiment = override(build(row.preset, tree), words, f"anchorfl run {row.preset}")
+        check_idle(typed_options(words), [experiment])
     except InputError as error:
         raise InputError(f"--row {row.label}: {error}") from error
+    return experiment

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from anchorfl.models.errors import NamesError
 from anchorfl.pipeline.config.experiment import EPOCH, SAME_TO_ROUNDING, Experiment, digest
+from anchorfl.pipeline.config.idle_options import check_idle
 from anchorfl.pipeline.config.overrides import option_name, override
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, resolve_options
@@ -123,6 +124,9 @@ def table_runs_of(
                         has_preset_options=has_preset_options, words=tuple(words),
                     )
                 )  # fmt: skip
+    for option in named | {vary.option} if vary else named:
+        method = methods.get(option)
+        check_idle([option], [run.experiment for run in out if method in (None, run.experiment.method.name)])
     order = list(dict.fromkeys(row.folder for row in rows))
     return sorted(out, key=lambda run: (order.index(run.row.folder), seeds.index(run.seed)))
 

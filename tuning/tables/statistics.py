@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from anchorfl.pipeline.config.federation import FederationOptions
-from anchorfl.pipeline.results.compare import RunSummary, load_run
+from anchorfl.pipeline.results.compare import RunSummary, load_run, raw_data_notes
 from anchorfl.tuning.tables.published import Figure, Metric, Paper, Row, metrics_of
 from anchorfl.tuning.tables.runs import TableRun
 from anchorfl.tuning.tables.significance import PairedComparison, apply_holm, compare_paired
@@ -238,7 +238,8 @@ def table_of(
     """Return the table of the runs that are finished. InputError where one of these is damaged."""
     folders: dict[str, Path] = {run.digest: run.folder for run in table_runs if run.folder is not None}
     finished = {digest: load_run(folder) for digest, folder in folders.items()}
-    notes = [*notes, *dropped_client_notes(table_runs, finished)]
+    of_data = ((run.row.folder, finished[run.digest]) for run in table_runs if run.digest in finished)
+    notes = [*notes, *dropped_client_notes(table_runs, finished), *raw_data_notes(of_data)]
     return Table(paper, table_runs, finished, options, command, notes)
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import anchorfl
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.results import predict
 from anchorfl.tasks.errors import InputError
@@ -177,12 +178,16 @@ def test_bad_input_is_one_line_and_exit_code_2(here, capsys, arguments, message)
     assert not list((here / "runs").glob("*"))
 
 
-@pytest.mark.parametrize("partition", [["--task.partition", "iid"], ["--task.partition=k_classes"]])
-def test_a_partition_beside_a_column_of_clients_is_refused(here, capsys, partition):
+@pytest.mark.parametrize("words", ["--task.partition iid", "--task.partition=k_classes", "--task.clients 7"])
+def test_a_partition_beside_a_column_of_clients_is_refused(here, capsys, words):
     pq.write_table(trees(), here / "trees.parquet")
     own = ["--task.label_columns", "kind", "--task.client_column", "site", "--task.split_column", "part"]
-    assert main(["run", "--task.file", "trees.parquet", *own, *partition, *SMALL]) == 2
-    assert f"{partition[-1][-3:]} beside --task.client_column site: the column says whose" in capsys.readouterr().err
+    assert main(["run", "--task.file", "trees.parquet", *own, *words.split(), *SMALL]) == 2
+    assert f"{words[-3:]} beside --task.client_column site: the column says whose" in capsys.readouterr().err
+    name, value = words.replace("=", " ").split()
+    options = {name[2:]: int(value) if value.isdigit() else value, "task.label_columns": "kind"}
+    with pytest.raises(InputError, match="the column says whose row it is"):
+        anchorfl.run(data="trees.parquet", options={**options, "task.client_column": "site"})
 
 
 def test_check_of_a_table_with_bad_rows_says_how_to_go_on(here, capsys):

@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 
-from anchorfl.pipeline.cli.main import main
+import anchorfl
 from anchorfl.pipeline.config.idle_options import check_idle, idle_options
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.cli import main
 from anchorfl.tuning.search.search_space import SPACES, resolve
 
 
@@ -62,6 +63,43 @@ def test_the_command_refuses_before_anything_is_written(tmp_path, monkeypatch, c
     (line,) = capsys.readouterr().err.splitlines()
     assert "--optimizer.lr" in line
     assert "method.data_lr" in line
+    assert not list(tmp_path.iterdir())
+
+
+TRIM = "--federation.trim_fraction=0.3"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "flower", "digits/fedavg", TRIM],
+        ["probe", "digits/fedavg", TRIM],
+        ["table", "suite", "--data", "suite-digits-one-class", "--rows", "fedavg,moon", TRIM],
+        ["table", "suite", "--data", "suite-digits-one-class", "--rows", "fedavg,moon", "--method.tau", "0.3", TRIM],
+        ["table", "suite", "--data", "suite-digits-one-class", "--rows", "fedavg", "--vary", f"{TRIM[2:]},0.4"],
+        ["table", "suite", "--data", "suite-digits-one-class", "--rows", "fedavg", "--row", f"Mine = fedavg {TRIM}"],
+    ],
+    ids=["export", "probe", "table", "table with a row's own", "vary", "row"],
+)  # fmt: skip
+def test_so_do_the_other_commands(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--federation.trim_fraction does nothing here" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_takes_an_option_that_one_of_its_rows_reads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = ["--data", "suite-digits-masks-2", "--rows", "fedavg,fedalign"]
+    assert main(["table", "suite", *rows, "--optimizer.lr", "0.02", "--show"]) == 0
+
+
+def test_so_does_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (anchorfl.read_preset, anchorfl.run, anchorfl.sweep):
+        with pytest.raises(InputError, match="trim_fraction does nothing here"):
+            call("digits/fedavg", {"federation.trim_fraction": 0.3})
     assert not list(tmp_path.iterdir())
 
 

@@ -13,11 +13,12 @@ from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.tasks.errors import InputError
 
 
-def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, **params):
+def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, raw="r", **params):
     """Write a finished run: one round per score, 2 s apart, 1.5 MB each; accuracy is the score + 0.1."""
     params = {"task": "digits", "method": method, "seed": seed, "output": str(folder)} | params
     tracker = JsonLines(folder)
-    tracker.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
+    sets = [(f"digits/{split}", "d" * 32, split, raw) for split in ("train", "test")]
+    tracker.begin(RunInfo(name=folder.name, experiment="digits", params=params, datasets=sets, folder=folder))
     for number, score in enumerate(scores, 1):
         metrics = {"communication/download_bytes": 1e6, "communication/upload_bytes": 5e5}
         if score is not None:
@@ -133,11 +134,15 @@ def test_what_the_reader_must_know(tmp_path):
     folders = [
         make_run(tmp_path / "a", [0.1] * 3),
         make_run(tmp_path / "b", [0.1] * 3),
-        make_run(tmp_path / "c", [0.2], seed=1),
+        make_run(tmp_path / "c", [0.2], seed=1, raw="other"),
+        make_run(tmp_path / "d", [0.2], method="fedpu"),
     ]
     result = compare(folders, tmp_path / "out")
     assert any("seed 0 more than once" in note for note in result.notes)
     assert any("c stops at round 1" in note for note in result.notes)
+    assert result.notes[0] == (
+        "Note: digits fedavg: its runs were trained on different raw files, as a and c were: they have no mean."
+    )
     assert all(note in result.text and note in result.markdown for note in result.notes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -108,10 +109,16 @@ def test_runs_are_compared(finished):
 
 @pytest.mark.parametrize(
     ("options", "line"),
-    [({"trials": 0}, "--trials 0: must be at least 1"), ({"trails": 3}, "unexpected keyword argument 'trails'")],
+    [
+        ({"trials": 0}, "--trials 0: must be at least 1"),
+        ({"trials": "3"}, "sweep.trials = '3': must be int, not str"),
+        ({"trails": 3}, "no option 'trails' in [sweep] (did you mean 'trials'?)"),
+        ({"searcher": "grdi"}, "sweep.searcher = 'grdi' (did you mean 'grid'?): one of optuna, random, grid"),
+        ({"rule": "first"}, "sweep.rule = 'first': one of last, mean5, best"),
+    ],
 )
 def test_bad_options_of_a_sweep_are_one_line(options, line):
-    with pytest.raises(anchorfl.InputError, match=f"sweep: .*{line}"):
+    with pytest.raises(anchorfl.InputError, match=re.escape(line)):
         anchorfl.sweep("digits/fedavg", **options)
 
 

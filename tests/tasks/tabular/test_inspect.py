@@ -10,8 +10,12 @@ import pyarrow.csv
 import pytest
 
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.tabular.inspect import inspect_table
+from anchorfl.tasks.tabular.inspect import inspect_table, next_command
 from tests.tasks.own_tables import parquet, trees
+
+NO_TRAINING_ROW = (
+    "no positive training row (give them some, or leave them out; --task.min_positives leaves rare classes out)"
+)
 
 
 def test_look_names_what_will_hurt(tmp_path):
@@ -37,7 +41,7 @@ def test_look_names_what_will_hurt(tmp_path):
         "not used id (a number of the row), spectrum (holds list<",
         "rows     train 40, test 20",
         "  c                                         0         20         40",
-        "no positive training row (--task.min_positives leaves rare classes out): class 'b', 'c'",
+        f"{NO_TRAINING_ROW}: class 'b', 'c'",
         "no positive test row: class 'b'",
         "no training row, so no client: 'h2'",
         "1 of 3 values of 'site' have rows on both sides of the split (h0)",
@@ -47,7 +51,7 @@ def test_look_names_what_will_hurt(tmp_path):
     ):
         assert part in text
     assert found.stops == [
-        "no positive training row (--task.min_positives leaves rare classes out): class 'b', 'c'",
+        f"{NO_TRAINING_ROW}: class 'b', 'c'",
         "no training row with a class: client 'h1'",
     ]
     assert found.bad_rows == 0
@@ -70,6 +74,23 @@ def test_look_lists_bad_rows_and_unlabeled_clients(tmp_path):
         "the class names are numbers"
         in inspect_table(TaskOptions(file=parquet(tmp_path, numbers), label_columns="kind")).text()
     )
+
+
+def test_good_classes_are_not_given_up_for_one_of_the_test_split(tmp_path):
+    kinds, parts = ["a", "b", "c"] * 20 + ["d"] * 30, (["train"] * 3 + ["test"] * 3) * 10 + ["test"] * 30
+    path = parquet(tmp_path, {"x": [float(i) for i in range(90)], "kind": kinds, "part": parts})
+    options = TaskOptions(file=path, label_columns="kind", split_column="part", classes_per_client=2)
+    found = inspect_table(options)
+    assert found.run is None, "min_positives 31 would leave nothing but d"
+    assert any("leave them out; " in line and line.endswith("class 'd'") for line in found.stops)
+
+
+def test_the_next_command_goes_on_leaving_out_bad_rows(tmp_path):
+    columns = {"x": [np.inf] + [float(i) for i in range(599)], "kind": ["a", "b"] * 300}
+    options = TaskOptions(file=parquet(tmp_path, columns), label_columns="kind", on_bad_row="skip")
+    found = inspect_table(options)
+    assert "--task.on_bad_row skip" in next_command(options, found)
+    assert not any("cannot be dealt" in line for line in found.problems), "a run's own default is both classes"
 
 
 def test_look_without_labels_shows_the_columns(tmp_path):

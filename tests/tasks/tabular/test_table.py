@@ -119,6 +119,27 @@ def test_class_names_by_line_number_the_classes(tmp_path):
     assert raw_digest(task, options, raw_folder(task, options)) != before, "the names are part of the data"
 
 
+@pytest.mark.parametrize("first", [1, 0])
+def test_names_without_numbers_are_refused_for_classes_from_1(tmp_path, first):
+    """The third name would be that of class 2, the first of a class without rows, and 3 a bad row."""
+    names = tmp_path / "names.txt"
+    names.write_text("cat\ndog\nowl\n")
+    path = parquet(tmp_path, {"x": [1.0, 2.0, 3.0] * 20, "y": [first, first + 1, first + 2] * 20})
+    if first == 0:
+        assert table(path, label_columns="y", class_names=str(names))[0].class_names == ("cat", "dog", "owl")
+        return
+    with pytest.raises(InputError, match=r"classes from 1 to 3, and the names of .*write 'number<TAB>name'"):
+        table(path, label_columns="y", class_names=str(names))
+
+
+def test_which_clients_train_may_not_hang_on_the_seed(tmp_path):
+    options = TaskOptions(
+        file=parquet(tmp_path, trees()), label_columns="kind", client_column="site", split_seed=None
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"split_seed = none.*--task\.split_column"):
+        resolve_options(options, print)
+
+
 def test_where_the_file_lies_does_not_matter(tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("elm\nash\nbeech\n")

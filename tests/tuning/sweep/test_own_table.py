@@ -8,8 +8,10 @@ import pytest
 
 import anchorfl
 from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.tasks.errors import InputError
 from anchorfl.tuning import commands
 from anchorfl.tuning.cli import main
+from anchorfl.tuning.sweep import sweep
 
 TABLE = ["--task.file", "sales.csv", "--task.label_columns", "class"]
 
@@ -39,6 +41,47 @@ def test_a_sweep_needs_no_preset(sales, started):
     assert anchorfl.read_preset("again.toml") == plan.experiment
     assert main(["sweep", "again.toml"]) == 0
     assert started[1][1] == Path("runs/sweep-again-1"), "a file of one's own names its sweeps"
+
+
+@pytest.mark.parametrize(("words", "trials"), [([], 4), (["--trials", "2"], 2)])
+def test_a_grid_is_tried_whole_unless_somebody_says(started, words, trials):
+    """Three points, and the preset's own, which is none of them."""
+    space = ["--space", "mu=0.003,0.3,3"]
+    assert main(["sweep", "digits/fedavg", "--method.name", "fedprox", "--searcher", "grid", *space, *words]) == 0
+    assert started[0][0].options.trials == trials
+
+
+def test_a_grid_of_python_is_tried_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plans = []
+    monkeypatch.setattr(sweep, "run_sweep", lambda plan, *_: plans.append(plan))
+    for more in ({}, {"trials": 2}):
+        anchorfl.sweep("digits/fedavg", {"method.name": "fedprox"}, space=["mu=0.003,0.3,3"], searcher="grid", **more)
+    assert [plan.options.trials for plan in plans] == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [
+        ("output", "there", "a folder of its own"),
+        ("tracking.register", "cells", "--register"),
+        ("tracking.run_name", "mine", "named after their points"),
+        ("evaluation.test", "last", "final runs do once"),
+    ],
+)
+def test_what_a_sweep_sets_for_its_runs_is_refused(tmp_path, monkeypatch, capsys, option, value, instead):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=rf"--{option}: a sweep sets it for its runs; .*{instead}"):
+        anchorfl.sweep("digits/fedavg", {option: value})
+    if option != "output":  # which the command takes for the sweep's own
+        assert main(["sweep", "digits/fedavg", f"--{option}", value]) == 2
+        assert instead in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_mlflow_refuses_ends_no_sweep_at_its_end(capsys):
+    assert main(["sweep", "digits/fedavg", "--register", "a/b"]) == 2
+    assert "MLflow takes no / : or quotes in a model's name" in capsys.readouterr().err
 
 
 def test_a_preset_of_other_data_does_not_name_the_sweep(sales, started):
