@@ -187,11 +187,11 @@ def _measure(run_spec: RunSpec, chosen: Chosen, nodes: list[Node], run_apart: In
     device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
     say(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}")
     sender, experiment = server_of(run_spec), run_spec.experiment
-    sender.state, _ = experiment.method.peak_state(sender.state, experiment.federation.rounds)
-    sent = messages.pack({"broadcast": sender.broadcast(1), "client_message": sender.client_message(chosen.client)})
+    sender.state, last = experiment.method.peak_state(sender.state, experiment.federation.rounds)
+    sent = messages.pack({"broadcast": sender.broadcast(last), "client_message": sender.client_message(chosen.client)})
     what = f"client {chosen.client}"
     try:
-        client, update = run_apart(memory_probe.measure_client, run_spec, chosen.client, sent, on_gpu)
+        client, update = run_apart(memory_probe.measure_client, run_spec, chosen.client, sent, last, on_gpu)
         what = "the server"
         server: ServerUse = run_apart(memory_probe.measure_server, run_spec, chosen.client, update)
     except RuntimeError as error:
@@ -206,7 +206,7 @@ def need_of(measured: Measured, per_round: int) -> Need:
     The server holds the updates of a whole round, not of one client.
     """
     client, server = measured.client, measured.server
-    return Need(client.peak, client.rows, server.peak + (per_round - 1) * client.update, client.gpu)
+    return Need(client.peak, client.rows, server.peak + max(0, per_round - server.updates) * client.update, client.gpu)
 
 
 def overrides_of(sizing: Sizing) -> str:

@@ -53,8 +53,8 @@ class ActorPool:
         run, experiment = uuid.uuid4().hex, run_spec.experiment
         self.run_specs[run] = [ray.put(run_spec)]
         clients = range(experiment.task.clients) if experiment.method.sends_initial_message else ()
-        # no more actors than can be busy: a process costs seconds to start
-        slots = min(self.layout.actors, self.layout.concurrent)
+        # no more actors than can be busy, as a process costs seconds to start; but a site has its own
+        slots = self.layout.actors if self.layout.sites else min(self.layout.actors, self.layout.concurrent)
         initial_messages = [
             self.client(c % slots, run).initial_message.remote(run, self.run_specs[run], c) for c in clients
         ]

@@ -54,30 +54,33 @@ class ClientUse:
 
 @dataclass(frozen=True, slots=True)
 class ServerUse:
-    """Memory and time that the server needed for one client's update."""
+    """Memory and time that the server needed for a client's update."""
 
     baseline: int
     """Resident memory when ready."""
     peak: int
     """Resident memory at most."""
+    updates: int
+    """Updates that it held: one, but for Krum, which compares them."""
     seconds: float
-    """Wall time to aggregate one update, and to score both splits where it does."""
+    """Wall time to aggregate them, and to score both splits where it does."""
 
 
 def measure_client(
-    run_spec: RunSpec, client: int, sent: messages.Packed, on_gpu: bool
+    run_spec: RunSpec, client: int, sent: messages.Packed, round_: int, on_gpu: bool
 ) -> tuple[ClientUse, messages.Packed]:
     """Train one client alone, as its actor would; return its needs and its last update. Call it in a fresh process.
 
-    sent: ``broadcast`` and ``client_message``, what the server sends to all and to this client.
+    sent: ``broadcast`` and ``client_message``, what the server sends to all and to this client. round_: the last round.
     """
     one_thread()
     before = free_elsewhere() if on_gpu else 0
     runner = ClientRunner(run_spec, torch.device("cuda" if on_gpu else "cpu"))
     baseline, seconds, memory = resident(), [], messages.pack({})
-    for round_ in range(1, ROUNDS + 1):
+    first = max(1, round_ - ROUNDS + 1)
+    for number in range(first, first + ROUNDS):
         received = messages.unpack(sent)
-        result = runner.fit(client, round_, received["broadcast"], messages.unpack(memory), received["client_message"])
+        result = runner.fit(client, number, received["broadcast"], messages.unpack(memory), received["client_message"])
         update, memory = messages.pack(result.update), messages.pack(result.memory)
         seconds.append(result.seconds)
     if run_spec.experiment.method.evaluate_on == "clients":
@@ -90,18 +93,25 @@ def measure_client(
 
 
 def measure_server(run_spec: RunSpec, client: int, update: messages.Packed) -> ServerUse:
-    """Aggregate one client's update and score both splits, as the server's actor would. Call it in a fresh process."""
+    """Aggregate one client's update and score both splits, as the server's actor would. Call it in a fresh process.
+
+    Krum compares updates: it gets as many as it needs, all the same.
+    """
     one_thread()
     server = server_of(run_spec)
     experiment = run_spec.experiment
     server.state, round_ = experiment.method.peak_state(server.state, experiment.federation.rounds)
     baseline, began = resident(), time.perf_counter()
-    server.collect(round_, client, messages.unpack(update))
-    server.aggregate(round_, [client])
+    federation = experiment.federation
+    answers = 2 * federation.krum_num_malicious + 3 if federation.aggregation == "krum" else 1
+    clients = [client, *(c for c in range(answers) if c != client)][:answers]
+    for each in clients:
+        server.collect(round_, each, messages.unpack(update))
+    server.aggregate(round_, clients)
     messages.pack(server.broadcast(round_ + 1))
     if run_spec.experiment.method.evaluate_on == "server":
         server.scores(SERVER_SPLITS)
-    return ServerUse(baseline, peak_resident(), time.perf_counter() - began)
+    return ServerUse(baseline, peak_resident(), answers, time.perf_counter() - began)
 
 
 def data_bytes(run_spec: RunSpec, client: int) -> int:

@@ -26,13 +26,14 @@ class Model(SavedModel):
     def predict(self, samples: Any) -> Any:
         """Return a pandas DataFrame of probabilities, one row per sample and one column per class name.
 
-        samples: of token models a DataFrame with a column ``text``, or a list of texts; of models of a table a
-        DataFrame with its columns, whatever else is in it; of others, and of tables of numbers, a DataFrame, an array
-        or a list of lists [N, values of one sample], in the order of the columns. Errors: InputError names the sample.
+        samples: of models of a table a DataFrame with its columns, whatever else is in it; of other models of texts a
+        DataFrame with a column ``text``; of all models of texts, a list of them; of others, and of tables of numbers, a
+        DataFrame, an array or a list of lists [N, values of one sample], in the order of the columns. Errors:
+        InputError names the sample.
         """
         import pandas as pd  # type: ignore[import-untyped]  # carries no types
 
-        payload = _texts(samples) if self.spec.kind == "tokens" else _values(samples, self)
+        payload = _texts(samples, self) if self.spec.kind == "tokens" else _values(samples, self)
         scores_NC = self.objective.scores(self.logits(encoded(self, payload)))
         index = samples.index if hasattr(samples, "index") and hasattr(samples, "columns") else None
         return pd.DataFrame(scores_NC.double().numpy(), columns=list(self.class_names), index=index)
@@ -56,11 +57,13 @@ def open_model(folder: Path, network: str = "", task: str = "") -> Model:
     return Model(**{name: getattr(saved, name) for name in SavedModel.__dataclass_fields__})
 
 
-def _texts(samples: Any) -> list[str]:
+def _texts(samples: Any, saved: SavedModel) -> list[str]:
     if hasattr(samples, "columns"):
-        if TEXT not in samples.columns:
-            raise InputError(f"the input has the columns {', '.join(map(str, samples.columns))}; name one {TEXT!r}")
-        samples = samples[TEXT]
+        names = [TEXT] if saved.spec.columns is None else [*saved.spec.columns.inputs, TEXT]
+        name = next((name for name in names if name in samples.columns), "")
+        if not name:
+            raise InputError(f"the input has the columns {', '.join(map(str, samples.columns))}; name one {names[0]!r}")
+        samples = samples[name]
     texts = list(samples)
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str) or not text.strip():
@@ -73,6 +76,8 @@ def _values(samples: Any, saved: SavedModel) -> list[list[float]]:
         return _of_columns(samples, saved.spec.columns)
     if saved.spec.columns is not None and set(saved.spec.columns.inputs) <= set(getattr(samples, "columns", ())):
         samples = samples[list(saved.spec.columns.inputs)]  # by name, and whatever else is in the table
+        if len(saved.spec.columns.inputs) == 1:  # which may hold lists, or lists of lists
+            samples = [_flat(value) for value in samples[saved.spec.columns.inputs[0]]]
     width = int(np.prod(saved.spec.shape))
     values_NV = _numbers(samples, "the input", "; give numbers only, without labels")
     if values_NV.ndim != 2 or values_NV.shape[1] != width:
@@ -80,6 +85,11 @@ def _values(samples: Any, saved: SavedModel) -> list[list[float]]:
     _check_finite(values_NV)
     rows: list[list[float]] = values_NV.tolist()
     return rows
+
+
+def _flat(value: Any) -> list[Any]:
+    """Return the numbers of a cell: of a list, or of lists in a list."""
+    return [x for part in value for x in _flat(part)] if isinstance(value, (list, tuple, np.ndarray)) else [value]
 
 
 def _of_columns(samples: Any, columns: Columns) -> list[list[float]]:

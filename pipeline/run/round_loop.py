@@ -18,6 +18,7 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import RoundOutcome
 from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.execution.kept_memories import ROUND
 from anchorfl.pipeline.run.callbacks import Callbacks
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.backup import Backup
@@ -178,6 +179,7 @@ class RoundLoop:
         if checkpoint is None:
             return
         parts = checkpoint.parts
+        self._check_memories(parts)
         try:
             state = _loop_state(checkpoint)
             server_state, self.best = parts[STATE], parts.get(SELECTED, {})
@@ -187,6 +189,15 @@ class RoundLoop:
             raise InputError(f"{path} is not of this run ({error}); start the run anew in another --output") from error
         self.state, self._last_saved = state, checkpoint.round
         self._last_recorded = max(self._last_recorded, checkpoint.round)
+
+    def _check_memories(self, parts: Mapping[str, Tensors]) -> None:
+        """Raise InputError where a checkpoint has numbers for clients' memories, and nobody says where these are."""
+        first: Tensors = next((parts[name] for name in parts if name.startswith(MEMORY)), {})
+        if ROUND in first and not (self.experiment.cluster.memories or self.experiment.task.sites):
+            raise InputError(
+                f"{self.checkpoints.index}: what clients keep is not in the checkpoint, but where --cluster.memories"
+                " said when it was written: name that place again"
+            )
 
     def _with_recovery(self, work: Callable[[], T], what: str) -> T:
         """Run ``work``; if the server is lost, restart it, go back to the last checkpoint and try again."""

@@ -20,6 +20,8 @@ class BadRows:
 
     skip: bool
     """Leave bad rows out; else the first one ends the reading."""
+    choice: bool = True
+    """False where no option leaves them out: every row is asked about."""
     count: int = 0
     """Number of rows that were left out."""
     listed: list[str] = field(default_factory=list)
@@ -33,7 +35,7 @@ class BadRows:
     def meet(self, message: str) -> None:
         """Count a bad row, or raise InputError where none is left out. message: ``<file>:<line>: <fault>; <hint>``."""
         if not self.skip:
-            raise InputError(f"{message}, or leave such rows out with --task.on_bad_row skip")
+            raise InputError(message + self.choice * ", or leave such rows out with --task.on_bad_row skip")
         self.count += 1
         if len(self.listed) < LISTED:
             self.listed.append(escaped(message))

@@ -173,7 +173,8 @@ def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable
     """
     taken = set(taken)
     selected = dict[str, None]()
-    for part in [text] if text in names else [part.strip() for part in text.split(",")]:
+    parts = [text] if text in names else text.split(",")
+    for part in (part if part in names else part.strip() for part in parts):
         if part in names:
             if part in taken:
                 raise InputError(

@@ -183,7 +183,7 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     """Return the samples of a file with the model's columns, labeled or not. Raises InputError with file and row."""
     if spec.columns is None:
         raise ValueError("the model was not trained on a table")
-    bad = BadRows(skip=False)
+    bad = BadRows(skip=False, choice=False)
     file = open_file_or_folder(path, bad)
     schema = schema_of_model(file, spec.columns, kind, class_names)
     faults = Faults(path, file.row_N)

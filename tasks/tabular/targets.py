@@ -49,7 +49,12 @@ def targets(table: Table, style: Style, labels: Sequence[str], values: Sequence[
     name = labels[0]
     if style == "value":
         return _of_value(words(table[name], name, faults), name, values, faults)
-    return _of_lists(table[name], name, values, faults)
+    column = table[name]
+    if column.null_count == len(column):  # the labels of no row, in a column of any type
+        column = pa.chunked_array([pa.nulls(len(column), pa.list_(pa.string()))])
+    if not any(of(column.type) for of in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
+        raise InputError(f"{faults.path}: column {name!r} holds {column.type}, where lists of classes are asked for")
+    return _of_lists(column, name, values, faults)
 
 
 def words(column: Column, name: str, faults: Faults) -> Column:

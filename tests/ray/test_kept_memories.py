@@ -22,6 +22,8 @@ def test_a_run_has_numbers_for_them(experiment, finished_run, tmp_path, method):
     there = on_ray(e, memories=str(tmp_path / "kept"), clients_per_actor=2)
     with stopped_before(3):
         run(there, tmp_path / "run", quiet)
+    with pytest.raises(InputError, match=r"where --cluster\.memories said when it was written"):
+        run(on_ray(e, clients_per_actor=2), tmp_path / "run", quiet)
     got = run(there, tmp_path / "run", quiet)
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     parts = Checkpoints(tmp_path / "run").load().parts

@@ -37,6 +37,7 @@ from anchorfl.tuning.tables.runs import (
     TableRun,
     attach_folders,
     check_has_scores,
+    check_options_work,
     failure_lines,
     index_runs,
     jobs_of,
@@ -169,6 +170,8 @@ class TableCommand:
         rows = (*select_rows(every, args.data, args.rows), *own_rows(args.own, every, args.data))
         self.table_runs = table_runs_of(rows, args.seeds, args.overrides, args.vary, self.paper.reported)
         check_has_scores(self.paper, self.table_runs)
+        given = {*typed_options(args.overrides), *([args.vary.option] if args.vary else [])}
+        check_options_work(given, self.table_runs, select_rows(every, args.data, ()))
         presets = {run.row.base: run.experiment for run in self.table_runs}
         for option, method in options_of_one_method(args.overrides, presets).items():
             self.notes.append(f"--{option} goes to the rows of {method} alone: others have no such option")

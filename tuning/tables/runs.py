@@ -4,7 +4,7 @@ need before they can start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from anchorfl.models.errors import NamesError
 from anchorfl.pipeline.config.experiment import EPOCH, SAME_TO_ROUNDING, Experiment, digest
-from anchorfl.pipeline.config.idle_options import check_idle
+from anchorfl.pipeline.config.idle_options import check_idle, idle_options
 from anchorfl.pipeline.config.overrides import option_name, override
+from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, resolve_options
 from anchorfl.pipeline.storage.atomic_files import read_json
@@ -124,9 +125,6 @@ def table_runs_of(
                         has_preset_options=has_preset_options, words=tuple(words),
                     )
                 )  # fmt: skip
-    for option in named | {vary.option} if vary else named:
-        method = methods.get(option)
-        check_idle([option], [run.experiment for run in out if method in (None, run.experiment.method.name)])
     order = list(dict.fromkeys(row.folder for row in rows))
     return sorted(out, key=lambda run: (order.index(run.row.folder), seeds.index(run.seed)))
 
@@ -144,6 +142,19 @@ def _experiments(
             raise InputError(f"{row.base}: {error} (--rows leaves rows out)") from error
         out.append((with_change(row, vary.option, experiment, preset) if vary else row, experiment))
     return sort_by_value(out)
+
+
+def check_options_work(options: Iterable[str], table_runs: Sequence[TableRun], rows: Sequence[Row]) -> None:
+    """Raise InputError where an option changes nothing in any row of the table but the digest.
+
+    rows: all of the table, those that ``--rows`` leaves out included: its options are the same in every call, such as
+    the text encoder that one row reads.
+    """
+    for option in options:
+        with_option = [e for run in table_runs if option in options_of(e := run.experiment)]
+        if with_option and all(option in idle_options(e) for e in with_option):
+            with_option += [e for row in rows if option in options_of(e := read_preset(row.preset))]
+            check_idle([option], with_option)
 
 
 def check_has_scores(paper: Paper, table_runs: Sequence[TableRun]) -> None:

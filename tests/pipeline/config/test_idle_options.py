@@ -95,6 +95,13 @@ def test_a_table_takes_an_option_that_one_of_its_rows_reads(tmp_path, monkeypatc
     assert main(["table", "suite", *rows, "--optimizer.lr", "0.02", "--show"]) == 0
 
 
+def test_an_option_of_a_table_may_be_of_rows_that_are_left_out(tmp_path, monkeypatch):
+    """Every call has them, so that its runs are those of the whole table (docs/tables.md)."""
+    monkeypatch.chdir(tmp_path)
+    words = ["table", "fedbm", "--data", "pbc-0.05", "--rows", "fedavg", "--class_embeddings.encoder", "mine"]
+    assert main([*words, "--show"]) == 0
+
+
 def test_so_does_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for call in (anchorfl.read_preset, anchorfl.run, anchorfl.sweep):

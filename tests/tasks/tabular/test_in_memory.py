@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import anchorfl
+from anchorfl.pipeline.cli.main import main
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.tabular.in_memory import table_file
 
@@ -66,3 +67,52 @@ def test_it_trains_as_its_file_does_and_predicts_by_names(frame, tmp_path):
     assert np.array_equal(scores, got.predict(frame[["a", "b", "c"]].tail(5)))
     assert np.array_equal(scores, got.predict(frame[["a", "b", "c"]].tail(5).to_numpy()))
     assert list(scores) == ["ash", "birch", "cedar"]
+
+
+SMALL = {
+    "task.clients": 3,
+    "cluster.executor": "serial",
+    "federation.rounds": 1,
+    "federation.epochs": 1,
+    "tracking.uri": "none",
+}
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [[float(i % 3), float(i)] for i in range(60)],
+        [[[float(i % 3), 1.0], [2.0, float(i)]] for i in range(60)],
+        [f"word{i % 3} and more of them" for i in range(60)],
+        [float(i % 5) for i in range(60)],
+    ],
+    ids=["vectors", "series", "texts", "numbers"],
+)
+def test_a_table_of_one_input_column_predicts_by_its_name(tmp_path, cells):
+    """As ``anchorfl predict`` does of the file, to six digits of the CSV."""
+    table = pd.DataFrame({"id": range(60), "what": cells, "kind": ["ash", "birch", "cedar"] * 20})
+    options = {"task.label_columns": "kind", "task.input_columns": "what", "task.cache": str(tmp_path / "cache")}
+    run = anchorfl.run(data=table, options=options | SMALL, folder=tmp_path / "run")
+    table.tail(5).to_parquet(tmp_path / "new.parquet")
+    assert main(["predict", str(run.folder), str(tmp_path / "new.parquet"), "--out", str(tmp_path / "p.csv")]) == 0
+    by_file = pd.read_csv(tmp_path / "p.csv")[["ash", "birch", "cedar"]]
+    assert np.allclose(run.predict(table.tail(5)), by_file, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("cells", "line"),
+    [
+        ([None, None], ""),
+        (["ash", "elm"], "column 'tags' holds string, where lists of classes are asked for"),
+        ([1.5, 2.5], "column 'tags' holds double, where lists of classes are asked for"),
+        ([["ash"], ["oak"]], "row 2: column 'tags' holds 'oak', which is no class; correct it, or add it to the names"),
+    ],
+)
+def test_labels_of_another_form_are_one_line(tmp_path, capsys, cells, line):
+    table = pd.DataFrame({"a": [float(i) for i in range(60)], "tags": [["ash"], ["elm"], ["ash", "elm"]] * 20})
+    options = {"task.label_columns": "tags", "task.cache": str(tmp_path / "cache")}
+    run = anchorfl.run(data=table, options=options | SMALL, folder=tmp_path / "run")
+    pd.DataFrame({"a": [1.0, 2.0], "tags": cells}).to_parquet(tmp_path / "new.parquet")
+    code = main(["predict", str(run.folder), str(tmp_path / "new.parquet"), "--out", str(tmp_path / "p.csv")])
+    assert code == (2 if line else 0)
+    assert capsys.readouterr().err.strip().endswith(line)

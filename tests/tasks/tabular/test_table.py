@@ -328,3 +328,10 @@ def test_small_clients_of_a_table_stay_clients(tmp_path):
         prepared = prepare(task_of(options), options, seed, engine="local")
         assert len(prepared.manifest.examples) == options.clients
         assert min(prepared.manifest.examples) >= 1
+
+
+def test_a_column_whose_name_begins_with_a_space_can_be_named(tmp_path):
+    path = parquet(tmp_path, {"a": [1.0, 2.0] * 20, " b": [3.0, 4.0] * 20, "c": [5.0] * 40, "y": ["no", "yes"] * 20})
+    for words, inputs in (("a, b", ("a", " b")), ("a, c", ("a", "c"))):
+        task, raw, options = table(path, label_columns="y", input_columns=words)
+        assert task.fit(raw, options).columns.inputs == inputs
