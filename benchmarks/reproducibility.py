@@ -179,11 +179,11 @@ KEPT = {
         " --method.lambda_div 0.0013",
     ),
     "suite": Kept(
-        ("suite", "suite-yeast", "suite-r8", "suite-digits-more", "suite-missing"),
+        ("suite", "suite-yeast", "suite-r8", "suite-digits-more", "suite-missing", "suite-scene-one-class"),
         "suite --data suite-digits-masks-2,suite-digits-masks-3,suite-digits-masks-5,suite-digits-skew-0.1,"
         "suite-digits-skew-masks,suite-digits-missing,suite-digits-one-class,suite-r8-masks-3,suite-r8-uncovered,"
-        "suite-scene-masks-2,suite-scene-masks-3,suite-scene-missing,suite-yeast-masks-2,suite-yeast-masks-4,"
-        "suite-yeast-missing",
+        "suite-scene-masks-2,suite-scene-masks-3,suite-scene-missing,suite-scene-one-class,suite-yeast-masks-2,"
+        "suite-yeast-masks-4,suite-yeast-missing",
         "suite",
     ),
     "suite-r8-uncovered": Kept(("suite-r8",), "suite --data suite-r8-uncovered"),
@@ -545,7 +545,7 @@ def summary(records: Records) -> str:
             entries = [e for e in records.table(name).entries if e.published and e.scores]
             counts = [str(sum(e.verdict == word for e in entries)) for word in VERDICTS]
             data = ", ".join(dict.fromkeys(e.row.data for e in entries))
-            total -= len(entries)
+            total -= sum(e.row.data not in paper_of(paper).beside for e in entries)
             line = [f"[{data}](docs/results/{kept.link}.md)", kept.settings or "the paper's", str(len(entries))]
             out.append([paper_of(paper).title, *line, *(["no verdict", "", "", ""] if kept.settings else counts)])
         out.append([paper_of(paper).title, "the others", "not run yet", str(total), "", "", "", ""])

@@ -19,7 +19,8 @@ FedAlign (KDD 2023) has 10 clients by category, on average 807 notes and 5 class
 at least 100 times, and cuts notes to 1000 words. From the authors' code (dataset/dataset_mimic3.py): words are counted
 in the notes that are already cut, and admission, discharge, date and birth are left out; so here. Their categories go
 by the number alone, which puts all 17 procedures (38.93, 96.04, ...) into "infectious and parasitic diseases" and makes
-10 categories; here they are the 14 chapters of diagnoses and of procedures, which ``categories`` merges into 10.
+10 categories: the presets have these (``task.client_classes``). Without them, the groups are the 14 chapters of
+diagnoses and of procedures, which ``categories`` merges into 10.
 """
 
 from __future__ import annotations

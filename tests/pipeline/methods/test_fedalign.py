@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.saved_model import load_model
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
+from benchmarks.fedpu_terms import FedAlignWithTerms
 from tests.runs import quiet
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -425,3 +426,12 @@ def test_the_exact_tensors_of_fedavg_on_the_wire():
 def test_options_out_of_range_are_refused_in_one_line(option):
     with pytest.raises(ValueError, match=r"\Amethod\.[^\n]+\Z"):
         FedAlign(**option)
+
+
+def test_fedpus_terms_at_weight_0_are_fedalign(experiment, finished_run):
+    """``benchmarks/fedpu_terms.py``, of which docs/results/r8-8.md says so; with a weight it is another method."""
+    e = experiment("fedalign")
+    plain = finished_run(e).checksum
+    for weight in (0.0, 1.0):
+        terms = FedAlignWithTerms(**asdict(e.method), lambda_=weight)
+        assert (finished_run(replace(e, method=terms)).checksum == plain) == (weight == 0)

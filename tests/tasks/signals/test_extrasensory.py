@@ -129,7 +129,7 @@ def test_a_sequence_is_on_one_side_of_the_validation_split(es_twin, tmp_path):
 
 
 def test_folds_may_be_drawn_by_the_seed_of_the_run(es_twin, tmp_path):
-    """As FedAlign's authors do: 5 parts anew for each seed."""
+    """As FedAlign's authors, 5 parts anew for each seed, by a draw of our own."""
     base = options(variant="sequences", fold=-1, root=str(es_twin), cache=str(tmp_path), partition="iid", clients=2)
     own = replace(base, split_seed=None)
     assert canonicalize_options(extrasensory(), own, 4321) == replace(base, fold=1, split_seed=4321)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import pyarrow as pa
 import pytest
 
+from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.tasks.text import icd9
 from anchorfl.tasks.text.mimic3 import CLASSES, GROUPS
 
@@ -31,6 +33,18 @@ def test_names_and_chapters():
         "00.66",
         "54",
     ]
+
+
+def test_the_presets_have_the_categories_of_the_authors_code():
+    """dataset_mimic3.py there: the first of these limits that a code's number is below, E and V apart."""
+    limits = [140, 240, 280, 290, 320, 390, 460, 520, 580, 630, 680, 710, 740, 760, 780, 800, 1000]
+    classes = dict[object, list[int]]()
+    for number, code in enumerate(icd9.TITLES):
+        category = "E, V" if code[0] in "EV" else next(limit for limit in limits if float(code) < limit)
+        classes.setdefault(category, []).append(number)
+    given = json.loads(read_preset("mimic3-10/fedalign").task.client_classes)
+    assert given == list(classes.values())
+    assert len(given) == 10
 
 
 @pytest.mark.data
