@@ -4,8 +4,9 @@
     python -m benchmarks.suite_search suite-search --show       # the chosen values, as the presets' files take them
 
 A preset of ``tuning/presets/suite.toml`` is one sweep over its method's own space (``tuning/search/search_space.py``):
-``TRIALS`` points, the method's defaults first, the others random (TPE models from its eleventh on), stopped early by ASHA, and chosen by the mean
-validation score of the last five rounds. Its seed is none of the suite's. The test split is not scored.
+``TRIALS`` points, the method's defaults first, the others random (TPE models from its eleventh on), stopped early by
+ASHA, and chosen by the mean validation score of the last five rounds. Its seed is none of the suite's. The test split
+is not scored.
 """
 
 from __future__ import annotations

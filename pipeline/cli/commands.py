@@ -184,7 +184,7 @@ def resume(options: argparse.Namespace) -> int:
         say(_done(str(folder), resume(folder, say, typed_places(options), copy)))
     say()
     _compare([folder], drawn=True)
-    say(_records(read_experiment(folder), folder))
+    say(_records(read_experiment(folder, typed_places(options)), folder))
     return 0
 
 

@@ -23,6 +23,7 @@ from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.pipeline.storage.saved_model import NO_MODEL
 from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.client import ClientRunner
+from anchorfl.pipeline.training.errors import UpdateError
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
@@ -104,7 +105,12 @@ class Analysis:
     def local_weights(self, round_: int, client: int, memory: Tensors) -> Tensors:
         """Return one client's weights after local training from the state of a round, as in the round after it."""
         server = self.at(round_)
-        self.runner.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.client_message(client))
+        try:
+            self.runner.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.client_message(client))
+        except UpdateError as error:  # the run went on without it
+            raise InputError(
+                f"client {client} cannot be compared in round {round_ + 1} ({error}): name others with --clients"
+            ) from error
         return weights_of(self.runner.model)
 
     def represent(self, weights: Tensors, data: ClientData, index_B: Tensor | None = None) -> Tensor:

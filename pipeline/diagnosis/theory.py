@@ -187,8 +187,8 @@ def _distances(
             rng = rng_of("diagnosis", "theory", kind, client, repeat)
             chosen = rng.choice(every, size=min(size, len(every)), replace=False)
             others = _pool(ids, ids[client][chosen], len(chosen), rng)
-            pool_ND = np.stack([z_MND[m][n] for m, n in others])
-            total += proxy_a_distance(z_MND[client][chosen], pool_ND, rng)
+            pool_ND = np.array([z_MND[m][n] for m, n in others])
+            total += proxy_a_distance(z_MND[client][chosen], pool_ND, rng) if others else np.nan
         found.append(total / REPEATS)
     return found[0], found[1], found[2]
 
@@ -198,6 +198,8 @@ def _pool(ids: Sequence[Ints], without: Ints, size: int, rng: np.random.Generato
     owner_R = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
     place_R = np.concatenate([np.arange(len(part)) for part in ids])
     free_R = np.flatnonzero(~np.isin(np.concatenate(ids), without))
+    if not len(free_R):  # it has every row
+        return []
     chosen = rng.choice(free_R, size=min(size, len(free_R)), replace=False)
     if len(chosen) < size:  # the client holds most rows: those of others again
         chosen = np.concatenate([chosen, rng.choice(free_R, size=size - len(chosen))])

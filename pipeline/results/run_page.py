@@ -278,27 +278,27 @@ def _classes(runs: Sequence[_Shown], groups: Sequence[Group]) -> Iterator[str]:
 
 def _clients(runs: Sequence[_Shown]) -> Iterator[str]:
     """Yield the scores on clients' own test rows, of the runs that have them."""
-    scored = {run.name: (run, scores) for run in runs if (scores := read_client_scores(run.view.folder))}
+    scored = [(run, scores) for run in runs if (scores := read_client_scores(run.view.folder))]
     if not scored:
         return
     yield "<h2>Clients</h2>"
     rows = [
-        [f"{name}, {m.shown}" if len(scored) > 1 else m.shown, f"{figures[m.name]['clients']:.0f}",
+        [f"{run.name}, {m.shown}" if len(scored) > 1 else m.shown, f"{figures[m.name]['clients']:.0f}",
          *(f"{100 * figures[m.name][part]:.2f}" for part in PARTS)]
-        for name, (run, scores) in scored.items()
+        for run, scores in scored
         for figures in [spread(scores)]
         for m in run.summary.family.compared
         if m.name in figures
     ]  # fmt: skip
     yield parts.table("Scores of clients, each on its own test rows", ["score", "clients", *PARTS.values()], rows)
-    for name, (run, scores) in scored.items():
+    for run, scores in scored:
         measures = [m for m in run.summary.family.compared if any(m.name in score.values for score in scores)]
         shown = worst_first(scores, run.summary.family.primary.name)[:CLIENTS]
         lines = [
             ([score.name or f"client {score.client}", str(score.rows)], [_client_bar(score, m.name) for m in measures])
             for score in shown
         ]
-        caption = f"{name}: each client on its own test rows, in percent, the worst first"
+        caption = f"{run.name}: each client on its own test rows, in percent, the worst first"
         more = f"; {len(scores) - CLIENTS} more are in {CLIENT_SCORES}" if len(scores) > CLIENTS else ""
         yield f"<figure>{parts.bars(caption + more, ['client', 'rows', *(m.shown for m in measures)], lines)}</figure>"
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 class Run:
     """A run: its folder, and what is in it. A run that was interrupted has its rounds so far, and no result."""
 
-    def __init__(self, folder: str | Path, data: Prepared | None = None) -> None:
-        """data: those of the run, of a caller who has them. Errors: InputError where the folder holds no run."""
+    def __init__(self, folder: str | Path, data: Prepared | None = None, experiment: Experiment | None = None) -> None:
+        """data, experiment: those of the run, of a caller who has them. Errors: InputError where there is no run."""
         self.folder, self._data = Path(folder), data
-        self.experiment: Experiment = read_experiment(self.folder)
+        self.experiment: Experiment = experiment or read_experiment(self.folder)
 
     @property
     def finished(self) -> bool:

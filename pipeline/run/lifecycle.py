@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -299,6 +300,8 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
     if final is not None:
         write_final_scores(folder, final)
         tracker.artifact(folder / FINAL_SCORES)
+    elif (folder / FINAL_SCORES).exists():  # of an end that a callback asked for, and a resumption did not
+        shutil.rmtree(folder / FINAL_SCORES)
     artifacts = [CONFIG, PER_CLASS, "report"]
     if experiment.method.evaluate_on == "server":
         metadata = {"round": selected, "scores": scores, "run": folder.name}
@@ -357,7 +360,7 @@ def _draw(run_spec: RunSpec, folder: Path, result: Mapping[str, Any]) -> None:
     compare([folder], folder / "report", ended=True)
     data = run_spec.data()
     draw_partition(data.manifest, data.class_histogram(), folder / "report" / "partition.png")
-    page = run_page([Run(folder, data)], ended=result)
+    page = run_page([Run(folder, data, run_spec.experiment)], ended=result)
     write_atomically(folder / "report" / PAGE, page.encode())
 
 

@@ -307,7 +307,7 @@ class RoundLoop:
         if round_ <= self._last_recorded:
             return
         record = record_of(round_, scores, self.class_names)
-        metrics = round_metrics(outcome, seconds, scoring)
+        metrics = round_metrics(outcome, seconds, scoring, self.experiment.selected_clients)
         metrics["failures/server_restarts"] = self.restarts - self._restarts_recorded
         self._unreported = replace(record, metrics=metrics | record.metrics)
         self.tracker.round(self._unreported)
@@ -374,8 +374,11 @@ def _loop_state(checkpoint: Checkpoint) -> LoopState:
     return state
 
 
-def round_metrics(outcome: RoundOutcome, seconds: float, scoring: float) -> dict[str, float]:
-    """Return the metrics of a round beside its scores. seconds: of the whole round; scoring: of its evaluation."""
+def round_metrics(outcome: RoundOutcome, seconds: float, scoring: float, selected: int) -> dict[str, float]:
+    """Return the metrics of a round beside its scores.
+
+    seconds: of the whole round; scoring: of its evaluation; selected: clients that a round has, in the mean.
+    """
     metrics: dict[str, float] = {
         "communication/download_bytes": outcome.bytes_down,
         "communication/upload_bytes": outcome.bytes_up,
@@ -391,7 +394,7 @@ def round_metrics(outcome: RoundOutcome, seconds: float, scoring: float) -> dict
     }
     if outcome.answered:
         metrics["train/loss"] = outcome.loss
-    if outcome.failed:  # where backup clients came, not the selected ones without those that failed
+    if outcome.failed or len(outcome.answered) != selected:  # backup clients came, or Poisson draws were others
         metrics["clients/completed"] = len(outcome.answered)
     return metrics
 

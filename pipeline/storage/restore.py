@@ -43,8 +43,18 @@ class BackupStatus:
 
 
 def backup_status(uri: str) -> BackupStatus:
-    """Return how far the run at ``uri`` is. Raise InputError where the store cannot be used."""
-    run, round_ = _read_json(uri, "run.json").get("id", ""), _read_json(uri, INDEX).get("round")
+    """Return how far the run at ``uri`` is. Raise InputError where the store cannot be used.
+
+    A run whose last checkpoint's index is damaged here has not begun, as far as a copy of it is concerned: a whole one
+    is further, and without one the run goes on from the checkpoint before.
+    """
+    run = _read_json(uri, "run.json").get("id", "")
+    try:
+        round_ = _read_json(uri, INDEX).get("round")
+    except InputError:
+        if object_store.is_remote(uri):
+            raise
+        round_ = -1
     if fault := type_error(run, str, "id") or type_error(round_, int | None, "round"):
         raise InputError(f"{object_store.shown(uri)}: run.json or {INDEX} is damaged ({fault}); restore it from a copy")
     if round_ is None:
@@ -73,6 +83,8 @@ def check_backup_owner(uri: str, folder: Path, log: Log, again: str = "anchorfl 
     folder; for a new run also where the store cannot be used. A run that goes on only says so: it has work to lose.
     """
     local, where = backup_status(str(folder)), object_store.shown(uri)
+    if not object_store.is_remote(uri) and Path(uri).resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"cluster.backup: the copy {where} would lie in {folder} itself: give another folder")
     try:
         copy = backup_status(uri)
         object_store.write_bytes(object_store.join(uri, PROBE), b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -15,6 +15,7 @@ from anchorfl.pipeline.config.experiment import Experiment, data_and_method, dig
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.places import check_own_code, seal_of, with_own_places
+from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
@@ -31,6 +32,7 @@ def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Pa
     """
     if experiment.output:
         folder = Path(experiment.output)
+        check_no_record(folder)
         if (folder / CONFIG).exists():
             raise InputError(
                 f"{folder} holds a run already: continue it with 'anchorfl resume {folder}', or give another --output"
@@ -103,8 +105,16 @@ def write_config(folder: Path, experiment: Experiment) -> None:
     write_atomically(folder / CONFIG, json.dumps(content, indent=1).encode())
 
 
+def check_no_record(folder: Path, kinds: Collection[str] = ("table", "sweep", "trial")) -> None:
+    """Raise InputError where a folder has a record of one of these kinds, which a run's would be written over."""
+    held = read_metadata(folder).get("tags", {}).get("kind")
+    if held in kinds:
+        raise InputError(f"{folder} is a {held}'s: give another folder")
+
+
 def check_is_same_run(folder: Path, experiment: Experiment) -> None:
-    """Raise InputError where the folder holds a run with other options, whose record would be written over."""
+    """Raise InputError where the folder holds another run, or a table or sweep: its record would be written over."""
+    check_no_record(folder)
     if (folder / CONFIG).exists() and (held := read_config(folder).get("digest", "")) != digest(experiment):
         raise InputError(f"{folder} holds another run (digest {str(held)[:8]}): give another folder")
 

@@ -44,8 +44,8 @@ class JsonLines:
     """The tracker that keeps run.json and metrics.jsonl.
 
     A resumed run keeps the rounds before ``resume_at`` and its identity. So does one that starts again at 0 with the
-    same parameters: it was killed before its first checkpoint. Parameters that another version does not know do not
-    count. Any other is a new run.
+    same parameters, or options of the same digest: it was killed before its first checkpoint. Parameters that another
+    version does not know do not count. Any other is a new run.
     """
 
     def __init__(self, folder: Path, resume_at: int = 0) -> None:
@@ -58,7 +58,9 @@ class JsonLines:
         """Write run.json and drop what will be computed again from metrics.jsonl."""
         self.folder.mkdir(parents=True, exist_ok=True)
         old = read_metadata(self.folder)
-        same = bool(old) and (self.resume_at > 0 or _agree(old.get("params", {}), info.params))
+        begun, now = ({t: tags.get(t) for t in ("config_digest", "kind")} for tags in (old.get("tags", {}), info.tags))
+        alike = _agree(old.get("params", {}), info.params) or (bool(now["config_digest"]) and begun == now)
+        same = bool(old) and (self.resume_at > 0 or alike)
         if not same:
             (self.folder / "tracking.json").unlink(missing_ok=True)
             if (self.folder / FINAL_SCORES).exists():

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from anchorfl.tasks.arrays.arrow import Bools, Column, Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, LabelKind, Source, Task
-from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.remote_table import table_path
 from anchorfl.tasks.ingest.raw_table import SPLIT_WORDS, SPLITS
@@ -221,6 +221,9 @@ def _subjects(column: Column, name: str, faults: Faults) -> Column:
     column = column.cast(pa.string())
     empty_N = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True).to_numpy()
     faults.add(empty_N, lambda i: f"column {name!r} is empty; say whose row it is or remove the row")
+    odd = pa.array([text for text in pc.unique(column).to_pylist() if text and has_controls(text)], pa.string())
+    odd_N = pc.is_in(column, value_set=odd).to_numpy(zero_copy_only=False)
+    faults.add(odd_N, lambda i: f"column {name!r} holds {column[i].as_py()!a}, with control characters; correct it")
     return pc.fill_null(column, "")
 
 

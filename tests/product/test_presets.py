@@ -45,7 +45,7 @@ BESIDE = {
 
 def test_all_presets_are_seen():
     """Nine methods on six data sets, and the three ablations on the four of Table 3; three sets twice. The suite: eight
-    methods on twenty-one settings, four more on the fourteen with one label a row, two on the others, and our own on all;
+    methods on twenty-one settings, four more on the fourteen with one label a row, two on the others, our own on all,
     six on the one with a class a client.
     """
     compared = [f"{folder}/{method}" for folder in FOLDERS for method in COMPARED]

@@ -25,6 +25,7 @@ from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.backup import move_aside
 from anchorfl.tuning.search.results import Trial
+from anchorfl.tuning.search.search_space import PRESET
 from anchorfl.tuning.search.study import TrialState
 from anchorfl.tuning.search.trial import as_trained
 
@@ -42,8 +43,8 @@ class SweepRecords:
     """The sweep's folder."""
     experiment: Experiment
     """The preset with its overrides."""
-    run_specs: Mapping[int, RunSpec]
-    """Seed of the search -> data and class-name vectors."""
+    run_specs: Mapping[str, Mapping[int, RunSpec]]
+    """Preset -> seed of the search -> data and class-name vectors."""
     experiment_of: Callable[[Mapping[str, Any]], Experiment]
     """Returns the experiment of a point, with the first seed."""
     params: dict[str, Any]
@@ -62,7 +63,7 @@ class SweepRecords:
 
     def begin(self) -> None:
         """Open the sweep's own record and start the writer."""
-        base, run_spec = self._shared_info(), next(iter(self.run_specs.values()))
+        base, run_spec = self._shared_info(), next(iter(next(iter(self.run_specs.values())).values()))
         rows = read_records(self.folder)[0]
         self._rows = max((r.round for r in rows), default=-1)
         self._sweep_record = JsonLines(self.folder, self._rows + 1)
@@ -83,7 +84,8 @@ class SweepRecords:
 
     def on_suggest(self, trial: TrialState) -> None:
         """Open the record of a trial; one that an earlier start closed stays as it is."""
-        folder, experiment, base = self.trial_folder(trial.number), self.experiment_of(trial.point), self._shared_info()
+        folder, experiment = self.trial_folder(trial.number), self.experiment_of(trial.point)
+        base = self._shared_info(trial.point)
         metadata = read_metadata(folder)
         if metadata and metadata["tags"].get("config_digest", digest(experiment)) != digest(
             experiment
@@ -163,9 +165,12 @@ class SweepRecords:
             self._uploader.add(folder)
             self.wake_writer()
 
-    def _shared_info(self) -> RunInfo:
-        """Return what all records share: study, data sets, digests over all seeds."""
-        infos = [run_info(run_spec, self.folder) for run_spec in self.run_specs.values()]
+    def _shared_info(self, point: Mapping[str, Any] | None = None) -> RunInfo:
+        """Return what the records of a point share, None: those of the first preset: study, data sets, digests over all
+        seeds.
+        """
+        run_specs = self.run_specs[(point or {}).get(PRESET, next(iter(self.run_specs)))]
+        infos = [run_info(run_spec, self.folder) for run_spec in run_specs.values()]
         tags = {k: ",".join(dict.fromkeys(i.tags[k] for i in infos)) for k in infos[0].tags}
         study = self.experiment.tracking.experiment or infos[0].experiment
         return replace(infos[0], experiment=study, tags={**tags, "config_digest": digest(self.experiment)})

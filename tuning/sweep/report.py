@@ -4,6 +4,7 @@ point as a preset. Written anew at any time from what the sweep's folder holds; 
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
@@ -50,6 +51,8 @@ def write_report(sweep: Sweep, out: Path, text_of: Callable[[Mapping[str, Value]
     if text_of is not None and sweep.best is not None:
         write_atomically(out / "best.toml", best_preset(sweep, sweep.best, text_of(sweep.best.point)).encode())
         files.append(out / "best.toml")
+        if (out / "front").exists():  # of an earlier report, with trials that are beaten by now
+            shutil.rmtree(out / "front")
         for trial in sweep.front:
             (out / "front").mkdir(exist_ok=True)
             preset = best_preset(sweep, trial, text_of(trial.point))

@@ -240,7 +240,7 @@ class _SweepRun:
             "preset": ",".join(plan.experiments), "seeds": ",".join(map(str, plan.seeds)),
             "sweep.rounds": plan.rounds.whole, "sweep.grace": plan.rounds.grace,
         }  # fmt: skip
-        run_specs = {seed: self.run_specs[plan.preset][seed] for seed in plan.seeds}
+        run_specs = {name: {seed: of[seed] for seed in plan.seeds} for name, of in self.run_specs.items()}
         metric = f"validation/{options.metric}"
         return SweepRecords(self.folder, plan.experiment, run_specs, self._experiment_of, params, metric, self.log)
 

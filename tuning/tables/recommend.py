@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anchorfl.pipeline import terminal
+from anchorfl.pipeline.config.overrides import keep_options
 from anchorfl.pipeline.config.presets import shipped
 from anchorfl.pipeline.terminal import logged_apart, say
 from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.tables.ours import OurFigure, read_ours
 
 if TYPE_CHECKING:
@@ -278,7 +280,8 @@ def recommend(arguments: list[str], sweep: Callable[[list[str]], int]) -> int:
         return 0
     options, words = _split(arguments)
     with logged_apart():  # what preparation says
-        shape, near, partition = _asked(words)
+        of_race = {f.name for f in fields(SweepOptions)} if options.tried else set()
+        shape, near, partition = _asked(keep_options(words, lambda name: name not in of_race))
     best = candidates(near, partition)[: options.tried or SHOWN]
     presets = [candidate.preset for candidate in best]
     if options.tried:

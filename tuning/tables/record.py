@@ -8,7 +8,7 @@ from pathlib import Path
 
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.atomic_files import read_json
-from anchorfl.pipeline.storage.run_folder import CONFIG
+from anchorfl.pipeline.storage.run_folder import CONFIG, check_no_record
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
@@ -36,6 +36,7 @@ class TableRecord:
     ) -> None:
         if (out / CONFIG).exists():
             raise InputError(f"{out} holds a run: give another --out")
+        check_no_record(out, ("sweep", "trial"))
         self.folder, self.uri = out, store_uri(uri, runs / "any")
         tags = {"kind": "table", "table": str(params["table"]), "anchorfl": version_of("anchorfl")}
         info = RunInfo(name=out.name, experiment=EXPERIMENT, params=dict(params), tags=tags, folder=out)

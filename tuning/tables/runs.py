@@ -197,10 +197,12 @@ class RunIndex:
     """Digest -> folders of finished runs, by name."""
     begun: dict[str, Path] = field(default_factory=dict)
     """Digest -> folder of the run that was begun."""
+    unreadable: list[str] = field(default_factory=list)
+    """What is wrong with folders that are left out."""
 
     def notes(self, table_runs: Sequence[TableRun]) -> list[str]:
         """Return a line for each run beside another of the same options and seed that ended with other weights."""
-        out = []
+        out = [f"left out: {fault}" for fault in self.unreadable]
         for run in table_runs:
             folders = self.finished.get(run.digest, [])
             if len({read_result(f).get("checksum") for f in folders}) > 1:
@@ -218,11 +220,14 @@ def index_runs(runs: Path) -> RunIndex:
     index = RunIndex()
     for path in sorted(runs.rglob("run.json")):
         folder = path.parent
-        result = read_result(folder)
-        if result:
-            index.finished.setdefault(str(result.get("digest")), []).append(folder)
-        elif (folder / CONFIG).exists() and not read_metadata(folder).get("parent"):
-            index.begun.setdefault(str(read_json(folder / CONFIG).get("digest")), folder)
+        try:
+            result = read_result(folder)
+            if result:
+                index.finished.setdefault(str(result.get("digest")), []).append(folder)
+            elif (folder / CONFIG).exists() and not read_metadata(folder).get("parent"):
+                index.begun.setdefault(str(read_json(folder / CONFIG).get("digest")), folder)
+        except InputError as error:
+            index.unreadable.append(str(error))
     return index
 
 

@@ -12,7 +12,7 @@ import pytest
 from anchorfl.pipeline.diagnosis import theory as module
 from anchorfl.pipeline.diagnosis.analysis import open_analysis
 from anchorfl.pipeline.diagnosis.diagnose import diagnose
-from anchorfl.pipeline.diagnosis.theory import _distances, joint_classifier, sample_term
+from anchorfl.pipeline.diagnosis.theory import _distances, _pool, joint_classifier, sample_term
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
@@ -115,6 +115,12 @@ def test_rows_that_are_alike_are_near_and_others_far():
     few = _distances(z_MND, ids, 0, np.arange(100), np.arange(100, 119), 500, lambda *n: np.random.default_rng(1))
     assert few[0] > 1.5
     assert np.isnan(few[1])
+
+
+def test_a_client_that_has_every_row_has_no_distance():
+    """There are no others' rows to compare with: a gap in the table, not a traceback."""
+    assert _pool([np.arange(4)], np.arange(4), 4, np.random.default_rng(0)) == []
+    assert len(_pool([np.arange(4)], np.arange(3), 3, np.random.default_rng(0))) == 3
 
 
 @pytest.mark.parametrize("single", [True, False])

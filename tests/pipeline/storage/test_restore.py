@@ -10,7 +10,14 @@ import pytest
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import resume, run
-from anchorfl.pipeline.storage.restore import fetch_run, restore_if_ahead, restore_if_remote
+from anchorfl.pipeline.storage.restore import (
+    backup_status,
+    backup_uri,
+    check_backup_owner,
+    fetch_run,
+    restore_if_ahead,
+    restore_if_remote,
+)  # fmt: skip
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.testing import stopped_before
@@ -88,6 +95,27 @@ def test_resume_of_no_copy(s3, tmp_path, monkeypatch, capsys):
     assert main(["resume", f"{s3}/runs/nothing"]) == 2
     assert "holds no copy to go on with (config.json is missing)" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("backup", [".", "runs", "runs/a/copy"])
+def test_a_copy_cannot_lie_in_the_folder_itself(tmp_path, backup):
+    """It would write over the records that the run appends to."""
+    uri = backup_uri(str(tmp_path / backup), tmp_path / "runs/a") if backup != "." else str(tmp_path / "runs/a")
+    with pytest.raises(InputError, match=r"would lie in .*runs/a itself: give another folder"):
+        check_backup_owner(uri, tmp_path / "runs/a", quiet)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_whose_last_index_is_torn_names_its_copy(experiment, tmp_path):
+    """Which is whole, and further; without one it goes on from the checkpoint before."""
+    e = backed_up(experiment("fedavg"), str(tmp_path / "copies"))
+    expected = run(e, tmp_path / "run", quiet).checksum
+    (tmp_path / "run/checkpoint/checkpoint.json").write_bytes(b"\0" * 100)
+    (tmp_path / "run/result.json").unlink()
+    assert str(backup_status(str(tmp_path / "run"))) == "not begun"
+    with pytest.raises(InputError, match=r"copies/run is further \(finished\) than .*move .*/run away, and go on with"):
+        resume(tmp_path / "run", quiet)
+    assert run(experiment("fedavg"), tmp_path / "run", quiet).checksum == expected
 
 
 def test_a_damaged_copy_is_named(experiment, tmp_path):

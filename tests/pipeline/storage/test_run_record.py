@@ -1,19 +1,25 @@
 """A run folder says what the run is and what every round gave, whatever stopped the run."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_folder import new_folder
 from anchorfl.pipeline.storage.run_record import (
     FINAL_SCORES,
     RoundRecord,
     RunInfo,
+    read_metadata,
     read_records,
     with_final_scores,
     write_final_scores,
 )
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.tables.record import TableRecord
+from tests.runs import quiet
 
 
 def info_of(folder, **changes):
@@ -47,6 +53,35 @@ def test_a_run_killed_before_its_first_round_keeps_its_identity_under_a_newer_ve
         ids.append(json.loads((tmp_path / "run.json").read_text())["id"])
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
+
+
+def test_options_of_the_same_digest_are_the_same_run(tmp_path):
+    """Such as a sweep that was killed before its first trial ended, and goes on with more trials, or another place."""
+    tags = {"config_digest": "d", "kind": "sweep"}
+    first = info_of(tmp_path, params={"trials": 3}, tags=tags)
+    ids = []
+    for info in (first, info_of(tmp_path, params={"trials": 9}, tags=tags),
+                 info_of(tmp_path, params={"trials": 9}, tags=tags | {"config_digest": "e"})):  # fmt: skip
+        JsonLines(tmp_path).begin(info)
+        ids.append(read_metadata(tmp_path)["id"])
+    assert ids[0] == ids[1]
+    assert ids[2] == ids[1], "the same parameters"
+    JsonLines(tmp_path).begin(info_of(tmp_path, params={"trials": 1}, tags=tags))
+    assert read_metadata(tmp_path)["id"] != ids[2]
+
+
+def test_a_run_takes_no_folder_of_another_kind(tmp_path, experiment):
+    """Its record would be written over; neither does a table take a sweep's."""
+    JsonLines(tmp_path / "s").begin(info_of(tmp_path / "s", tags={"kind": "sweep"}))
+    before = (tmp_path / "s/run.json").read_bytes()
+    e = experiment()
+    with pytest.raises(InputError, match=r"s is a sweep's: give another folder"):
+        new_folder(replace(e, output=str(tmp_path / "s")))
+    with pytest.raises(InputError, match=r"s is a sweep's: give another folder"):
+        run(e, tmp_path / "s", quiet)
+    with pytest.raises(InputError, match=r"s is a sweep's: give another folder"):
+        TableRecord(tmp_path / "s", tmp_path, "none", {"table": "suite"}, quiet)
+    assert (tmp_path / "s/run.json").read_bytes() == before
 
 
 def test_what_json_cannot_write_survives(tmp_path):

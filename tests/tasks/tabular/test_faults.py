@@ -55,6 +55,8 @@ TEXT = "x,kind\n" + "1,a\n2,b\n" * 10
         (LISTS | {"v": [[1.0]] * 11 + [[-1e39]]}, {}, "row 12: column 'v' holds a value that is not finite, or beyond"),
         (LISTS | {"v": [[]] * 12}, {}, "column 'v' holds only empty lists; name another input"),
         (LISTS | {"c": [1.0, np.nan] * 6}, {"client_column": "c"}, "row 2: column 'c' is empty; say whose row it is"),
+        (LISTS | {"c": ["u", "so\tuth"] * 6}, {"client_column": "c"}, r"row 2: column 'c' holds 'so\tuth', with"),
+        (LISTS | {"c": ["north\u200e"] * 12}, {"client_column": "c"}, r"row 1: column 'c' holds 'north\u200e', with"),
         (LISTS | {"c": [[1]] * 12}, {"client_column": "c"}, "column 'c' ([task] client_column) holds list<"),
         (LISTS | {"c": [[1]] * 12}, {"split_column": "c"}, "column 'c' ([task] split_column) holds list<"),
         ({"x": [1.0] * 2, "kind": [2.0**53, 1.0]}, {}, "column 'kind' holds 9.0072e+15: numbers of classes from"),

@@ -180,6 +180,9 @@ def test_the_front_is_in_the_report_and_each_of_it_is_a_preset(tmp_path):
     assert "| 0 | alpha=1 | 50.00 | 10 |" in page
     assert "| second objective | megabytes that a run moved, to be small |" in page
     assert (tmp_path / "figures/front.png").exists()
+    (tmp_path / "front/trial-7.toml").write_text("beaten by now")
+    write_report(view, tmp_path, lambda point: text)
+    assert not (tmp_path / "front/trial-7.toml").exists()
     rows = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))
     assert [row["expense_megabytes"] for row in rows] == ["10.000000", "30.000000", "40.000000"]
 

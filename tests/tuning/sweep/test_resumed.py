@@ -39,7 +39,7 @@ def records(run_spec, folder, log=quiet):
     """Return the records of one start of the sweep in ``folder``, not begun."""
     e, about = run_spec.experiment, {"seeds": "1", "preset": "digits/fedavg", "sweep.rounds": 2}
     return SweepRecords(
-        folder, e, {1: run_spec}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", log
+        folder, e, {"p": {1: run_spec}}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", log
     )
 
 

@@ -235,6 +235,15 @@ def test_runs_of_other_data_are_told(paper):
     assert line in Path("runs/table-toy/table.md").read_text()
 
 
+def test_a_folder_that_cannot_be_read_is_left_out_and_named(paper):
+    """A result of another tool, say: it is none of the table's."""
+    Path("runs/foreign").mkdir(parents=True)
+    write_json(Path("runs/foreign/run.json"), {"any": 1})
+    Path("runs/foreign/result.json").write_text('{"scores": [1, 2]}')
+    assert main(["table", "toy", "--show", "--seeds", "1"]) == 0
+    assert "left out: runs/foreign/result.json is damaged" in Path("runs/table-toy/table.md").read_text()
+
+
 def test_missing_data_are_told(tmp_path, monkeypatch, paper, capsys):
     """The data set is left out with where to get it; nothing runs, nothing fails."""
     monkeypatch.delenv("ANCHORFL_DATA", raising=False)
