@@ -329,8 +329,8 @@ class _File:
 
 
 STATISTICS = (
-    "clients", "classes", "training_rows", "validation_rows", "test_rows", "rows_per_client", "classes_per_client",
-    "imbalance",
+    "clients", "classes", "features", "training_rows", "validation_rows", "test_rows", "rows_per_client",
+    "classes_per_client", "imbalance",
 )  # fmt: skip
 """Numbers that papers' tables of data sets have."""
 

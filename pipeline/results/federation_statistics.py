@@ -13,6 +13,7 @@ from anchorfl.pipeline.config.presets import shipped
 from anchorfl.tasks.ingest.prepared import SERVER_SPLITS, Prepared, training_counts
 
 WORDS = {
+    "features": "features of a sparse row",
     "rows_per_client": "rows of a client, mean",
     "classes_per_client": "identified classes of a client, mean",
     "imbalance": "rows of the smallest class / the largest, all splits",
@@ -31,6 +32,7 @@ def statistics_of(data: Prepared) -> dict[str, float]:
     return {
         "clients": len(manifest.examples),
         "classes": len(manifest.class_names),
+        **({"features": math.prod(manifest.spec.shape)} if manifest.spec.kind == "sparse" else {}),
         "training_rows": training,
         "validation_rows": manifest.validation,
         "test_rows": manifest.test,

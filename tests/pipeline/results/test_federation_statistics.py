@@ -35,6 +35,7 @@ def test_every_number_is_that_of_the_rows(tmp_path, partition, clients):
     assert got["training_rows"] == training
     assert (got["clients"], got["classes"]) == (len(data.manifest.examples), 5)
     assert (got["validation_rows"], got["test_rows"]) == (data.manifest.validation, data.manifest.test)
+    assert ("features" in got) == (data.manifest.spec.kind == "sparse")
     assert got["rows_per_client"] == pytest.approx(np.mean(data.manifest.examples))
     assert got["classes_per_client"] == (1 if partition == "one_class" else 3)
     assert got["imbalance"] == pytest.approx(y_NC.sum(0).min() / y_NC.sum(0).max())
