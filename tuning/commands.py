@@ -73,7 +73,7 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
         on_whole_grid,
         preset_text,
         resumed_plan,
-    )  # fmt: skip
+    )
 
     if args.resume is not None:
         places, rest = parse_places(overrides)

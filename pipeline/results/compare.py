@@ -302,7 +302,8 @@ def raw_data_notes(runs: Iterable[tuple[str, RunSummary]]) -> list[str]:
     """
     names = dict[str, dict[str, str]]()
     for name, run in runs:
-        names.setdefault(name, {}).setdefault(run.raw_digest, run.name)
+        if run.raw_digest:
+            names.setdefault(name, {}).setdefault(run.raw_digest, run.name)
     return [
         f"{name}: its runs were trained on different raw files, as {' and '.join(list(of)[:2])} were: they have no mean"
         for name, of in ((name, list(of.values())) for name, of in names.items())

@@ -370,9 +370,8 @@ def _classes(
         present, names = _present(file, labels[0], style), class_file[1]
         numbers = all(value.lstrip("-").isdigit() for value in present)
         values = [str(i) for i in range(len(names))] if numbers else names
-        if (
-            numbers and "0" not in present and str(len(names)) in present
-        ):  # the first name would be a class without rows
+        from_1 = "0" not in present and str(len(names)) in present  # the first name would be a class without rows
+        if numbers and from_1:
             raise InputError(
                 f"{file.path}: column {labels[0]!r} holds classes from {present[0]} to {len(names)}, and the names of"
                 f" {options.class_names} would be those of 0 to {len(names) - 1}: write 'number<TAB>name' on every line"
