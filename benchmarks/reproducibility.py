@@ -179,11 +179,20 @@ KEPT = {
         " --method.lambda_div 0.0013",
     ),
     "suite": Kept(
-        ("suite", "suite-yeast", "suite-r8", "suite-digits-more", "suite-missing", "suite-scene-one-class"),
+        (
+            "suite",
+            "suite-yeast",
+            "suite-r8",
+            "suite-digits-more",
+            "suite-missing",
+            "suite-scene-one-class",
+            "suite-pbc",
+            "suite-ham10000",
+        ),
         "suite --data suite-digits-masks-2,suite-digits-masks-3,suite-digits-masks-5,suite-digits-skew-0.1,"
         "suite-digits-skew-masks,suite-digits-missing,suite-digits-one-class,suite-r8-masks-3,suite-r8-uncovered,"
-        "suite-scene-masks-2,suite-scene-masks-3,suite-scene-missing,suite-scene-one-class,suite-yeast-masks-2,"
-        "suite-yeast-masks-4,suite-yeast-missing",
+        "suite-pbc-skew-0.05,suite-ham10000-skew-0.05,suite-scene-masks-2,suite-scene-masks-3,suite-scene-missing,"
+        "suite-scene-one-class,suite-yeast-masks-2,suite-yeast-masks-4,suite-yeast-missing",
         "suite",
     ),
     "suite-r8-uncovered": Kept(("suite-r8",), "suite --data suite-r8-uncovered"),
@@ -191,6 +200,14 @@ KEPT = {
 """The tables, in the order of the summary."""
 
 RUNS = {
+    "suite-plug-in": (
+        "suite-plug-in",
+        {
+            f"suite-digits-masks-{k}-terms-s{s}": f"{k} of 10 classes, seed {s}"
+            for k in (2, 3)
+            for s in range(4321, 4326)
+        },
+    ),
     "bibtex-steps": (
         "bibtex-steps",
         {
