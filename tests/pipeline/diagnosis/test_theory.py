@@ -15,6 +15,8 @@ from anchorfl.pipeline.diagnosis.diagnose import diagnose
 from anchorfl.pipeline.diagnosis.theory import _distances, _pool, joint_classifier, sample_term
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.client import ClientRunner
+from anchorfl.pipeline.training.errors import UpdateError
 from anchorfl.tasks.errors import InputError
 from tests.pipeline.diagnosed import QUICK, table
 from tests.runs import quiet
@@ -92,6 +94,18 @@ def test_a_method_without_pseudo_labels_has_the_other_terms(diagnosed, monkeypat
     }
     assert all(r["distance_labeled"] for r in rows)
     assert any("lambda at most none (left out: the raw files are gone)" in line for line in lines)
+
+
+def test_a_client_that_diverges_where_two_are_compared_is_one_line(experiment, finished_run, monkeypatch):
+    """A run goes on without it."""
+    analysis = open_analysis(finished_run(experiment()).folder, quiet)
+
+    def diverges(*_):
+        raise UpdateError("its weights are not finite")
+
+    monkeypatch.setattr(ClientRunner, "fit", diverges)
+    with pytest.raises(InputError, match=r"client 2 cannot be compared in round 4 \(its weights are not"):
+        analysis.local_weights(analysis.last.round, 2, {})
 
 
 def test_the_sample_term_is_the_theorems():

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
+from anchorfl.pipeline.execution.cohort import RoundOutcome
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import resume, run
-from anchorfl.pipeline.run.round_loop import LoopState, RoundLoop
+from anchorfl.pipeline.run.round_loop import LoopState, RoundLoop, round_metrics
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.sampling import select
@@ -136,3 +137,10 @@ def test_a_run_by_steps_is_one_of_its_own(experiment, tmp_path):
     checksums = {run(e, tmp_path / str(k), quiet).checksum for k, e in enumerate(runs)}
     assert len(checksums) == 1
     assert checksums != {run(experiment("scaffold"), tmp_path / "epochs", quiet).checksum}
+
+
+@pytest.mark.parametrize(("answered", "recorded"), [((0, 1, 2), None), ((1, 4), 2.0), ((), 0.0)])
+def test_a_round_of_another_size_says_how_many_answered(answered, recorded):
+    """Poisson draws are of no fixed number: a table divides the bytes of a round by it."""
+    metrics = round_metrics(RoundOutcome(answered), 1.0, 0.1, selected=3)
+    assert metrics.get("clients/completed") == recorded

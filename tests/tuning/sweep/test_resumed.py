@@ -55,6 +55,14 @@ def test_a_sweep_does_not_go_on_with_data_that_are_prepared_otherwise(run_spec, 
         records(run_spec, tmp_path).check()
 
 
+def test_a_trial_has_the_tags_of_its_own_preset(run_spec, tmp_path, experiment):
+    """Where several presets are searched: not those of the first."""
+    made = records(run_spec, tmp_path)
+    made.run_specs = {"p": {1: run_spec}, "q": {1: make_run_spec(experiment("fedpu"), quiet)}}
+    tags = [made._shared_info(point).tags["method"] for point in (None, {"preset": "p"}, {"preset": "q"})]
+    assert tags == ["fedavg", "fedavg", "fedpu"]
+
+
 def test_final_runs_on_data_that_are_prepared_otherwise_do_not_count(run_spec, tmp_path):
     context = TrialContext({"p": {5: run_spec}}, RATE, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
     folder = tmp_path / "final/trial-0000-seed-5"
