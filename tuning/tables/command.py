@@ -229,6 +229,7 @@ class TableCommand:
     def _complete(self, record: TableRecord) -> None:
         """Make the missing runs, as far as their data are there."""
         index = index_runs(self.args.runs)
+        index.check(self.table_runs)
         table_runs = attach_folders(self.table_runs, index)
         record.upload_missing([run.folder for run in table_runs if run.folder is not None])
         jobs = jobs_of(table_runs, index, self.args.runs, self.log)

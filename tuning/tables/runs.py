@@ -197,18 +197,33 @@ class RunIndex:
     """Digest -> folders of finished runs, by name."""
     begun: dict[str, Path] = field(default_factory=dict)
     """Digest -> folder of the run that was begun."""
-    unreadable: list[str] = field(default_factory=list)
-    """What is wrong with folders that are left out."""
+    unreadable: dict[Path, str] = field(default_factory=dict)
+    """Folder that is left out -> what is wrong with it."""
+
+    def check(self, table_runs: Sequence[TableRun]) -> None:
+        """Raise InputError where a folder that cannot be read is a run of the table: it would be trained again."""
+        wanted = {run.digest for run in table_runs}
+        for folder, fault in self.unreadable.items():
+            if _digest_of(folder) in wanted:
+                raise InputError(fault)
 
     def notes(self, table_runs: Sequence[TableRun]) -> list[str]:
         """Return a line for each run beside another of the same options and seed that ended with other weights."""
-        out = [f"left out: {fault}" for fault in self.unreadable]
+        out = [f"left out: {fault}" for fault in self.unreadable.values()]
         for run in table_runs:
             folders = self.finished.get(run.digest, [])
             if len({read_result(f).get("checksum") for f in folders}) > 1:
                 rest = ", ".join(map(str, folders[1:]))
                 out.append(f"{run.name}: {folders[0]} is shown; {rest}: the same options and seed, other weights")
         return out
+
+
+def _digest_of(folder: Path) -> object:
+    """Return the digest of a folder's options; None where they cannot be read."""
+    try:
+        return read_json(folder / CONFIG).get("digest")
+    except InputError:
+        return None
 
 
 def index_runs(runs: Path) -> RunIndex:
@@ -227,7 +242,7 @@ def index_runs(runs: Path) -> RunIndex:
             elif (folder / CONFIG).exists() and not read_metadata(folder).get("parent"):
                 index.begun.setdefault(str(read_json(folder / CONFIG).get("digest")), folder)
         except InputError as error:
-            index.unreadable.append(str(error))
+            index.unreadable[folder] = str(error)
     return index
 
 

@@ -244,6 +244,17 @@ def test_a_folder_that_cannot_be_read_is_left_out_and_named(paper):
     assert "left out: runs/foreign/result.json is damaged" in Path("runs/table-toy/table.md").read_text()
 
 
+def test_a_damaged_run_of_the_table_is_not_trained_again(paper):
+    one = next(run for run in table_runs_of(rows_of(paper), [1], []) if run.row.data == "Digits")
+    folder = made_run(one, Path("runs"), SCORES).folder
+    write_config(folder, one.experiment)
+    (folder / "result.json").write_text('{"scores": [1, 2]}')
+    index = index_runs(Path("runs"))
+    with pytest.raises(InputError, match=r"result\.json is damaged"):
+        index.check([one])
+    index.check([replace(one, digest="another")])
+
+
 def test_missing_data_are_told(tmp_path, monkeypatch, paper, capsys):
     """The data set is left out with where to get it; nothing runs, nothing fails."""
     monkeypatch.delenv("ANCHORFL_DATA", raising=False)
