@@ -6,11 +6,13 @@ A method's module is imported when the method is asked for.
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Iterator, MutableMapping
 from dataclasses import fields
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from anchorfl.tasks.errors import InputError, first_line
@@ -100,6 +102,16 @@ def find_method(name: str) -> type[Method[Any, Any]]:
     _check(found, f"{WHERE} = {name!r}")
     if ":" not in name and found.name != name:
         raise InputError(f"{WHERE} = {name!r}: its class calls itself {found.name!r}: its entry point needs that name")
+    if (again := method_name(found)) != name:  # records have the name of the class itself
+        try:
+            same = attrgetter(found.__qualname__)(sys.modules[found.__module__]) is found
+        except AttributeError:
+            same = False
+        if not same:
+            raise InputError(
+                f"{WHERE} = {name!r}: records call this class {again}, and Python does not find it by that name: write"
+                " the class at the top of its module, under its own name"
+            )
     return cast("type[Method[Any, Any]]", found)
 
 
