@@ -254,11 +254,11 @@ class TableCommand:
 
     def _run(self, jobs: Sequence[Job], table_runs: Sequence[TableRun], record: TableRecord) -> None:
         from anchorfl.pipeline.cluster import ray_cluster, ray_watch  # Ray, which the page alone does without
-        from anchorfl.tuning.tables.launch import run_jobs, shares_of
+        from anchorfl.tuning.tables.launch import check_room, run_jobs
 
         figures = partial(figures_text, self.paper)
         with ray_watch.if_ray_dies(self.args.command), ray_cluster.session(jobs[0].run.experiment.cluster):
-            shares_of(jobs)  # what the cluster has no room for is refused before hours of preparation
+            check_room(jobs)  # what the cluster has no room for is refused before hours of preparation
             preparation = prepare_all(jobs, self.log)
             self.failed |= preparation.failures
             prepared = [job for job in jobs if job.run.digest in preparation.run_specs]

@@ -114,11 +114,25 @@ class TableProgress(NotPickled, Callback):
         return f"{self.over}/{len(self.jobs)} done  about {format_duration(seconds)} left"
 
 
-def shares_of(jobs: Sequence[Job]) -> list[dict[str, float]]:
-    """Return the resources of a run. InputError where the cluster has no room for one. Ray is running."""
-    shares = bundles(jobs[0].run.experiment, SweepOptions())
-    max_concurrent_trials(shares, 1)
-    return shares
+def alike(jobs: Sequence[Job]) -> list[tuple[list[dict[str, float]], list[Job]]]:
+    """Return the resources of a run, and the jobs that need these, in the order of the first of them. A row may train
+    where its process is, and another on actors, or with a GPU.
+    """
+    groups: list[tuple[list[dict[str, float]], list[Job]]] = []
+    for job in jobs:
+        shares = bundles(job.run.experiment, SweepOptions())
+        same = next((group for needed, group in groups if needed == shares), None)
+        if same is None:
+            groups.append((shares, [job]))
+        else:
+            same.append(job)
+    return groups
+
+
+def check_room(jobs: Sequence[Job]) -> None:
+    """Raise InputError where the cluster has no room for one of the runs. Ray is running."""
+    for shares, _ in alike(jobs):
+        max_concurrent_trials(shares, 1)
 
 
 def run_jobs(
@@ -127,9 +141,19 @@ def run_jobs(
 ) -> dict[str, str]:  # fmt: skip
     """Run the jobs; return what failed, digest -> reason in a line. Ray is running; the rest as ``TableProgress``.
 
-    KeyboardInterrupt where Ctrl-C ended it early: every run stands after its last completed round.
+    Those with other resources come after one another. KeyboardInterrupt where Ctrl-C ended it early: every run stands
+    after its last completed round.
     """
-    shares = shares_of(jobs)
+    failed: dict[str, str] = {}
+    for shares, group in alike(jobs):
+        failed |= _run_alike(group, shares, run_specs, at_once, log, notify, figures)
+    return failed
+
+
+def _run_alike(
+    jobs: Sequence[Job], shares: list[dict[str, float]], run_specs: Mapping[str, RunSpec], at_once: int, log: Log,
+    notify: Callable[[Path | None], None], figures: Callable[[Path], str],
+) -> dict[str, str]:  # fmt: skip
     at_once = max_concurrent_trials(shares, min(at_once or len(jobs), len(jobs)))
     log(f"{len(jobs)} runs, {at_once} at a time")
     folders = {job.run.digest: job.folder for job in jobs}
