@@ -104,7 +104,7 @@ def find_method(name: str) -> type[Method[Any, Any]]:
         raise InputError(f"{WHERE} = {name!r}: its class calls itself {found.name!r}: its entry point needs that name")
     if (again := method_name(found)) != name:  # records have the name of the class itself
         try:
-            same = attrgetter(found.__qualname__)(sys.modules[found.__module__]) is found
+            same = attrgetter(found.__qualname__)(sys.modules.get(found.__module__)) is found
         except AttributeError:
             same = False
         if not same:

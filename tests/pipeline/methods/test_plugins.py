@@ -192,6 +192,7 @@ def test_its_source_is_part_of_the_digest(fancy, tmp_path):
         (METHOD.replace("strength: float = 0.5", "layers: tuple[int, ...] = ()"), "Fancy.layers is of the type tuple"),
         (METHOD + "\nFancy = dataclass(frozen=True, kw_only=True)(type('Third', (Fancy,), {'__module__': 'm'}))",
          "records call this class m:Third, and Python does not find it by that name"),
+        (METHOD + "\nFancy.__module__ = 'gone'", "records call this class gone:Fancy, and Python does not find it"),
         (METHOD.replace("@data", "def f():\n  return 1\n@data") + "Fancy.__qualname__ = 'f.<locals>.Fancy'",
          "records call this class m:f.<locals>.Fancy, and Python does not find it"),
         (METHOD.replace("strength: float", "strength: Floot"), "one of its types cannot be read (NameError"),
