@@ -19,7 +19,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.round_loop import MEMORY, STATE
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
 from anchorfl.pipeline.storage.run_folder import read_own_experiment
-from anchorfl.pipeline.storage.run_record import read_metadata
+from anchorfl.pipeline.storage.run_record import check_same_data
 from anchorfl.pipeline.storage.saved_model import NO_MODEL
 from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.client import ClientRunner
@@ -144,12 +144,6 @@ def open_analysis(folder: Path, log: Log, places: Mapping[str, str] | None = Non
         raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
     here = ClusterOptions(executor="serial" if experiment.federation.stack != 1 else "forked")  # serial: no deadline
     run_spec = make_run_spec(replace(experiment, cluster=here), log)
-    manifest, tags = run_spec.data().manifest, read_metadata(folder).get("tags", {})
-    for name in ("data_digest", "partition_digest"):
-        if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):
-            raise InputError(
-                f"{folder}: the data here are not those that it was trained on ({name} differs):"
-                " name the same raw files with $ANCHORFL_DATA"
-            )
+    check_same_data(folder, run_spec.data().manifest.digests, "name the same raw files with $ANCHORFL_DATA")
     memories = experiment.cluster.memories
     return Analysis(folder, run_spec, last, kept=KeptMemories(memories, run_spec) if memories else None)

@@ -15,7 +15,7 @@ from anchorfl.pipeline.config.experiment import Experiment, data_and_method
 from anchorfl.pipeline.results.client_scores import read_client_scores
 from anchorfl.pipeline.results.in_memory import Model, open_model
 from anchorfl.pipeline.storage.run_folder import read_experiment, read_result
-from anchorfl.pipeline.storage.run_record import RoundRecord, read_metadata, with_final_scores
+from anchorfl.pipeline.storage.run_record import RoundRecord, check_same_data, with_final_scores
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -189,13 +189,9 @@ class Run:
         """The prepared data, from the cache or prepared again. Errors: InputError where the raw files are missing, or
         others than the run's.
         """
-        experiment, tags = self.experiment, read_metadata(self.folder).get("tags", {})
+        experiment = self.experiment
         data = self._data or prepare(task_of(experiment.task), experiment.task, experiment.seed, engine="local")
-        for name in ("data_digest", "partition_digest"):
-            if tags.get(name, getattr(data.manifest, name)) != getattr(data.manifest, name):
-                raise InputError(
-                    f"{self.folder}: this version, or other raw files, prepare the data otherwise ({name})"
-                )
+        check_same_data(self.folder, data.manifest.digests, "use the version and the raw files that it began with")
         return data
 
 

@@ -29,7 +29,7 @@ from anchorfl.pipeline.run.callbacks import Callback, Callbacks
 from anchorfl.pipeline.run.client_test import score_clients
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
-from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
+from anchorfl.pipeline.run.provenance import check_records, check_same_inputs, run_info
 from anchorfl.pipeline.run.round_loop import RoundLoop, final_checksum, record_of, weights_in
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.backup import Backup
@@ -219,7 +219,7 @@ def open_loop(
     loop.resume()
     last_round, info = loop.state.round, run_info(run_spec, folder)
     if last_round:
-        check_same_data(info.tags, folder)
+        check_same_inputs(info.tags, folder)
         check_records(folder, last_round)
     loop.tracker = open_tracker(experiment.tracking, folder, last_round + 1 if last_round else 0, log)
     kind = "run" if parent is None else "final"

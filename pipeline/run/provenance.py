@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.config.experiment import digest, flat, plugins_of
-from anchorfl.pipeline.storage.run_record import RunInfo, read_metadata, read_records
+from anchorfl.pipeline.storage.run_record import RunInfo, check_same_data, read_metadata, read_records
 from anchorfl.pipeline.training.evaluation import RankedSplits
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
@@ -30,21 +30,18 @@ def check_records(folder: Path, done: int) -> None:
         )
 
 
-def check_same_data(now: Mapping[str, str], folder: Path) -> None:
-    """Raise InputError where a run would go on with other data than it began with: this version may prepare the same
-    options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed. now: tags of ``run_info``.
+def check_same_inputs(now: Mapping[str, str], folder: Path) -> None:
+    """Raise InputError where a run would go on with other data, or other frozen weights, than it began with.
+
+    now: tags of ``run_info``.
     """
+    anew = "or start anew in another --output"
+    check_same_data(folder, now, f"go on with the version and the raw files that it began with, {anew}")
     tags = read_metadata(folder).get("tags", {})
-    for name in ("data_digest", "partition_digest"):
-        if tags.get(name, now[name]) != now[name]:
-            raise InputError(
-                f"{folder}: its data are prepared otherwise now ({name} differs): go on with the version and the raw"
-                " files that it began with, or start anew in another --output"
-            )
     if "frozen_digest" in tags and tags["frozen_digest"] != now.get("frozen_digest"):
         raise InputError(
             f"{folder}: its frozen weights are others now: put back the file of model.weights, or the folder of the"
-            " network or of class_embeddings.encoder, that it began with, or start anew in another --output"
+            f" network or of class_embeddings.encoder, that it began with, {anew}"
         )
 
 
@@ -54,8 +51,7 @@ def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:
     notice = experiment.method.notice(experiment.federation.rounds)
     tags = {
         "method": experiment.method.name,
-        "data_digest": manifest.data_digest,
-        "partition_digest": manifest.partition_digest,
+        **manifest.digests,
         "config_digest": digest(experiment),
         **run_spec.vectors(),
         **_most_frequent(run_spec),

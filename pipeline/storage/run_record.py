@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -97,6 +97,18 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     if metadata and any(map(has_controls, _texts({name: metadata[name] for name in SHOWN}))):
         raise InputError(f"{folder / 'run.json'} holds names with control characters; restore it from a copy")
     return metadata
+
+
+def check_same_data(folder: Path, now: Mapping[str, str], remedy: str) -> None:
+    """Raise InputError where the data are others than those that a run began with: this version may prepare the same
+    options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed.
+
+    now: ``Manifest.digests``, or tags that hold them; remedy: what the user can do.
+    """
+    tags = read_metadata(folder).get("tags", {})
+    for name in ("data_digest", "partition_digest"):
+        if tags.get(name, now[name]) != now[name]:
+            raise InputError(f"{folder}: its data are prepared otherwise now ({name} differs): {remedy}")
 
 
 def check_artifacts(folder: Path) -> None:

@@ -96,6 +96,11 @@ class Summary:
     files: Mapping[str, str] = field(default_factory=dict)
     """sha256 of every other file by its name: of a file of rows over its footer, else over its bytes."""
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """What tells prepared data apart, as the tags of a run have it."""
+        return {"data_digest": self.data_digest, "partition_digest": self.partition_digest}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(Summary):

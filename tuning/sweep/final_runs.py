@@ -12,7 +12,7 @@ from ray.tune import Callback
 
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.execution.ray_errors import cause_of
-from anchorfl.pipeline.run.provenance import check_same_data, run_info
+from anchorfl.pipeline.run.provenance import check_same_inputs, run_info
 from anchorfl.pipeline.storage.run_folder import RESULT, read_result
 from anchorfl.pipeline.storage.run_record import note_register
 from anchorfl.tasks.errors import InputError, first_line
@@ -75,7 +75,7 @@ def run_final_runs(
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
         bring(backup, folder.parent, folder / job["name"], records.log)
         if has_result(folder / job["name"], wanted[job["name"]]):
-            check_same_data(run_info(context.of(job["point"])[job["seed"]], folder).tags, folder / job["name"])
+            check_same_inputs(run_info(context.of(job["point"])[job["seed"]], folder).tags, folder / job["name"])
             if job["register"]:  # named by a resumption first
                 note_register(folder / job["name"], job["register"])
         records.add(folder / job["name"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.config.experiment import Experiment, digest, flat
-from anchorfl.pipeline.run.provenance import check_same_data, run_info
+from anchorfl.pipeline.run.provenance import check_same_inputs, run_info
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
@@ -59,7 +59,7 @@ class SweepRecords:
 
     def check(self) -> None:
         """Raise InputError where the sweep has trials on data that are prepared otherwise now."""
-        check_same_data(self._shared_info().tags, self.folder)
+        check_same_inputs(self._shared_info().tags, self.folder)
 
     def begin(self) -> None:
         """Open the sweep's own record and start the writer."""

@@ -54,7 +54,9 @@ def test_other_data_than_those_of_the_run_are_refused(finished, tmp_path):
     about["tags"]["data_digest"] = "0" * 64
     (copy / "run.json").write_text(json.dumps(about))
     for drawn in ("confusion", "partition"):
-        with pytest.raises(anchorfl.InputError, match=r"other raw files, prepare the data otherwise \(data_digest\)"):
+        with pytest.raises(
+            anchorfl.InputError, match=r"prepared otherwise now \(data_digest differs\): use the version"
+        ):
             getattr(anchorfl.Run(copy), drawn)()
 
 
