@@ -44,17 +44,20 @@ def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> N
     save(figure, path)
 
 
-def draw_theory(
-    distances: Mapping[str, Mapping[int, Floats]], risks: Mapping[str, Mapping[int, Floats]], path: Path
-) -> None:
-    """Draw the terms of FedAlign's bound against rounds: distances, and beside them risks. NaN is left out."""
-    figure = new_figure(10.0, 4.2)
-    left, right = figure.subplots(1, 2)
-    for ax, values in ((left, distances), (right, risks)):
+def draw_theory(terms: Sequence[Mapping[str, Mapping[int, Floats]]], path: Path) -> None:
+    """Draw the terms of FedAlign's bound against rounds. NaN is left out.
+
+    terms: distances, risks, and what follows from the numbers of rows; label -> round -> value of each client.
+    """
+    figure = new_figure(15.0, 4.2)
+    left, middle, right = figure.subplots(1, 3)
+    for ax, values in zip((left, middle, right), terms, strict=True):
         _bands(ax, values)
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
     _distance_axis(left)
-    right.set(xlabel="round", ylabel=f"share of wrong decisions ({BAND})")
+    middle.set(xlabel="round", ylabel=f"share of wrong decisions ({BAND})")
+    right.set(xlabel="round", ylabel="from numbers of rows")
+    right.set_ylim(bottom=0)
     save(figure, path)
 
 

@@ -71,6 +71,7 @@ class ClientTerms:
 TERMS = tuple(f.name for f in fields(ClientTerms))[1:]
 DISTANCES = {"distance_labeled": "labeled rows", "distance_pseudo": "with a pseudo-label", "distance_both": "both"}
 RISKS = {"risk": "risk on labeled rows", "lambda_bound": "lambda, at most"}
+COUNTED = {"sample_term": "sample term", "sample_term_both": "of both", "share": "share of labeled rows"}
 """Terms that are drawn -> their names in the picture."""
 
 
@@ -278,14 +279,14 @@ def _write(rows: Sequence[tuple[int, ClientTerms]], out: Path, missing: str) -> 
         round_: {name: _mean([getattr(t, name) for t in terms]) for name in TERMS} for round_, terms in by_round.items()
     }
     if len(by_round) > 1:
-        distances, risks = (
+        drawn = [
             {
                 label: {r: np.array([getattr(t, name) for t in terms]) for r, terms in by_round.items()}
                 for name, label in names.items()
             }
-            for names in (DISTANCES, RISKS)
-        )
-        draw_theory(distances, risks, out / "theory.png")
+            for names in (DISTANCES, RISKS, COUNTED)
+        ]
+        draw_theory(drawn, out / "theory.png")
     metrics = {
         round_: {f"theory/{name}": value for name, value in values.items() if np.isfinite(value)}
         for round_, values in means.items()
