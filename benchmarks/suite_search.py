@@ -2,6 +2,10 @@
 
     python -m benchmarks.suite_search suite-search              # what is missing there; hours on two cores
     python -m benchmarks.suite_search suite-search --show       # the chosen values, as the presets' files take them
+    python -m benchmarks.suite_search suite-search --show --keep benchmarks/results/suite-search.tar.xz
+
+    mkdir kept && tar -xf benchmarks/results/suite-search.tar.xz -C kept
+    python -m benchmarks.suite_search kept --show               # those of the searches whose records are kept
 
 A preset of ``tuning/presets/suite.toml`` is one sweep over its method's own space (``tuning/search/search_space.py``):
 ``TRIALS`` points, the method's defaults first, the others random (TPE models from its eleventh on), stopped early by
@@ -12,9 +16,11 @@ is not scored.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.presets import read_preset, shipped
@@ -23,12 +29,14 @@ from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.search_space import Value, space_of
 from anchorfl.tuning.sweep.plan import SweepPlan
-from anchorfl.tuning.sweep.sweep import read_sweep, run_sweep
+from anchorfl.tuning.sweep.sweep import LEDGER, read_sweep, run_sweep
+from benchmarks import keep_records
 
 SEED = 4320
 TRIALS = 8
 DEFAULTS = ("anchor",)
 """Rows that have one set of options in all settings."""
+SECONDS = "time/round"
 
 
 def plans(data: list[str], rows: list[str]) -> Iterator[SweepPlan]:
@@ -70,12 +78,35 @@ def lines_of(plan: SweepPlan, point: Mapping[str, Value]) -> list[str]:
     return ["", f'[variants."{variant}".rows.{preset.row}]', *lines] if lines else []
 
 
+def slim(ledger: Path) -> bytes:
+    """Return a sweep's ledger with the scores of its trials, and the seconds of their rounds alone."""
+    lines = []
+    for event in events_of(ledger):
+        if event["event"] == "result":
+            record = event["record"]
+            spent = {SECONDS: round(record["metrics"][SECONDS], 2)}
+            event |= {"record": {"score": record["score"], "scores": record["scores"], "metrics": spent}}
+        lines.append(json.dumps(event | {"time": round(event["time"], 1)}))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def seconds(ledger: Path) -> float:
+    """Return the seconds of all rounds of a sweep."""
+    return sum(e["record"]["metrics"][SECONDS] for e in events_of(ledger) if e["event"] == "result")
+
+
+def events_of(ledger: Path) -> list[dict[str, Any]]:
+    """Return the events of a ledger."""
+    return [json.loads(line) for line in ledger.read_text().splitlines()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder of the sweeps")
     parser.add_argument("--data", nargs="+", default=[], help="federations")
     parser.add_argument("--rows", nargs="+", default=[])
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--keep", type=Path, help="archive that takes what the choice was made by, .tar.xz")
     options = parser.parse_args()
     every = list(plans(options.data, options.rows))
     missing = [] if options.show else [plan for plan in every if best(options.out, plan) is None]
@@ -84,9 +115,14 @@ def main() -> None:
             for number, plan in enumerate(missing):
                 print(f"{number + 1} of {len(missing)}: {plan.preset}", flush=True)
                 run_sweep(plan, folder_of(options.out, plan))
-    for plan in every:
-        if (point := best(options.out, plan)) is not None:
-            print("\n".join(lines_of(plan, point)))
+    found = {plan.preset: (plan, point) for plan in every if (point := best(options.out, plan)) is not None}
+    for plan, point in found.values():
+        print("\n".join(lines_of(plan, point)))
+    ledgers = [folder_of(options.out, plan) / LEDGER for plan, _ in found.values()]
+    print(f"# {len(ledgers)} sweeps, {sum(map(seconds, ledgers)) / 3600:.2f} hours of rounds")
+    if options.keep is not None:
+        kept = {ledger.parent.name: {LEDGER: slim(ledger)} for ledger in ledgers}
+        keep_records.write(options.keep, keep_records.read(options.keep) | kept)
 
 
 if __name__ == "__main__":
