@@ -2,9 +2,9 @@
 
     python -m benchmarks.suite_search suite-search              # what is missing there; hours on two cores
     python -m benchmarks.suite_search suite-search --show       # the chosen values, as the presets' files take them
-    python -m benchmarks.suite_search suite-search --show --keep benchmarks/results/suite-search.tar.xz
+    python -m benchmarks.suite_search suite-search --show --keep benchmarks/results/searches-suite.tar.xz
 
-    mkdir kept && tar -xf benchmarks/results/suite-search.tar.xz -C kept
+    mkdir kept && tar -xf benchmarks/results/searches-suite.tar.xz -C kept
     python -m benchmarks.suite_search kept --show               # those of the searches whose records are kept
 
 A preset of ``tuning/presets/suite.toml`` is one sweep over its method's own space (``tuning/search/search_space.py``):

@@ -9,7 +9,7 @@ from pathlib import Path
 from anchorfl.pipeline.config.presets import read_preset
 from benchmarks import suite_search
 
-ARCHIVE = Path(suite_search.__file__).parent / "results" / "suite-search.tar.xz"
+ARCHIVE = Path(suite_search.__file__).parent / "results" / "searches-suite.tar.xz"
 
 
 def test_the_presets_have_the_values_that_the_kept_searches_chose(tmp_path):
