@@ -189,11 +189,7 @@ KEPT = {
             "suite-pbc",
             "suite-ham10000",
         ),
-        "suite --data suite-digits-masks-2,suite-digits-masks-3,suite-digits-masks-5,suite-digits-skew-0.1,"
-        "suite-digits-skew-masks,suite-digits-missing,suite-digits-one-class,suite-r8-masks-3,suite-r8-uncovered,"
-        "suite-pbc-skew-0.05,suite-ham10000-skew-0.05,suite-ham10000-skew-0.1,suite-ham10000-skew-0.5,"
-        "suite-scene-masks-2,suite-scene-masks-3,suite-scene-missing,"
-        "suite-scene-one-class,suite-yeast-masks-2,suite-yeast-masks-4,suite-yeast-missing",
+        "suite",
         "suite",
     ),
     "suite-r8-uncovered": Kept(("suite-r8",), "suite --data suite-r8-uncovered"),
