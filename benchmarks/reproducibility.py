@@ -32,7 +32,7 @@ from anchorfl.tuning.tables.command import parse_args
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
 from anchorfl.tuning.tables.own_rows import own_rows
-from anchorfl.tuning.tables.page import against_best, costs_across, ranks, scores_across, verdicts
+from anchorfl.tuning.tables.page import against_best, costs_across, most_frequent_rows, ranks, scores_across, verdicts
 from anchorfl.tuning.tables.page import ours as ours_text
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
 from anchorfl.tuning.tables.plots import rank_diagram
@@ -387,7 +387,11 @@ def seeds(records: Records, name: str) -> str:
     table = records.table(name)
     head, *lines = verdicts(table.entries, table.seeds)
     scores = next(i for i, column in enumerate(head) if column.startswith("seeds"))
-    rows = [[e.row.data, line[0], line[2], line[4], line[scores]] for e, line in zip(table.entries, lines, strict=True)]
+    rows: list[list[str]] = []
+    for data, of_data in table.data:
+        of_rows = [line for e, line in zip(table.entries, lines, strict=True) if e.row.data == data]
+        of_rows += most_frequent_rows(table, of_data)
+        rows += [[data, line[0], line[2], line[4], line[scores]] for line in of_rows]
     names = ["Data set", "Row", "Metric", "Mean ± sd", head[scores].capitalize()]
     rows = [names, *once(rows, 2)]
     if len(table.data) == 1:
