@@ -120,7 +120,7 @@ def main() -> None:
         print("\n".join(lines_of(plan, point)))
     ledgers = [folder_of(options.out, plan) / LEDGER for plan, _ in found.values()]
     print(f"# {len(ledgers)} sweeps, {sum(map(seconds, ledgers)) / 3600:.2f} hours of rounds")
-    if options.keep is not None:
+    if options.keep is not None and found:
         kept = {ledger.parent.name: {LEDGER: slim(ledger)} for ledger in ledgers}
         keep_records.write(options.keep, keep_records.read(options.keep) | kept)
 

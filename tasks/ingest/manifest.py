@@ -98,7 +98,7 @@ class Summary:
 
     @property
     def digests(self) -> dict[str, str]:
-        """What tells prepared data apart, as the tags of a run have it."""
+        """Digests of what clients and server get, by their names in the tags of a run."""
         return {"data_digest": self.data_digest, "partition_digest": self.partition_digest}
 
 

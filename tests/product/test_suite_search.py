@@ -21,8 +21,8 @@ def test_the_presets_have_the_values_that_the_kept_searches_chose(tmp_path):
     for plan in plans:
         point = suite_search.best(tmp_path, plan)
         assert point, plan.preset
-        in_preset = {name: attrgetter(plan.names[name])(read_preset(plan.preset)) for name in point}
-        assert in_preset == dict(point), plan.preset
+        preset = read_preset(plan.preset)
+        assert {name: attrgetter(plan.names[name])(preset) for name in point} == dict(point), plan.preset
 
 
 def test_keeping_a_kept_search_again_gives_the_same_bytes(tmp_path):
