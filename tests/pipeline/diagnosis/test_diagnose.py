@@ -234,7 +234,7 @@ def test_other_data_than_those_of_the_run_are_refused(run_of):
     digest = json.loads(metadata)["tags"]["data_digest"]
     (folder / "run.json").write_text(metadata.replace(digest, "0" * 64))
     try:
-        with pytest.raises(InputError, match=r"not those that it was trained on \(data_digest differs\)"):
+        with pytest.raises(InputError, match=r"prepared otherwise now \(data_digest differs\): name the same"):
             diagnose(folder, QUICK, quiet)
     finally:
         (folder / "run.json").write_text(metadata)
