@@ -42,7 +42,7 @@ def test_concept_logits_and_bound(head):
     z_BD, y_B = inputs()
     h_BE, logits_BC = by_hand(head, z_BD)
     # atol: a logit near 0 is a sum of terms of size 1, each rounded
-    np.testing.assert_allclose(head(z_BD).detach().numpy(), logits_BC, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(head(z_BD).detach().numpy(), logits_BC, rtol=1e-12, atol=2e-15)
     top_B1 = logits_BC.max(1, keepdims=True)
     entropy_B = np.log(np.exp(logits_BC - top_B1).sum(1)) + top_B1[:, 0] - logits_BC[np.arange(B), y_B]
     extra_B = TAU**2 / 2 * np.array([(h**2) @ head.variance.numpy()[y] for h, y in zip(h_BE, y_B, strict=True)])
