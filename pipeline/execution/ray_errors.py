@@ -23,6 +23,8 @@ from anchorfl.pipeline.training.errors import FaultKind, LostError, fault_kind
 from anchorfl.tasks.errors import InputError, first_line
 
 MISSING = re.compile(r"No module named '([^']+)'")
+FULL = (ObjectStoreFullError, OutOfDiskError)
+"""Ray's object store has no room, nor has the disk that objects are moved to: no fault of whoever adds one."""
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -44,11 +46,11 @@ def missing_code(error: RayError) -> InputError | None:
 
 
 def is_lost(error: RayError, actor: Any = None) -> bool:
-    """Return whether an error says that something is gone that ``actor``, or any other, only used."""
+    """Return whether an error says that something is gone that ``actor``, or any other, only used, or has no room."""
     cause = cause_of(error)
     if isinstance(cause, (ActorDiedError, ActorUnavailableError)):
         return actor is None or cause.actor_id not in (None, actor._actor_id.hex())
-    return isinstance(cause, ObjectLostError)
+    return isinstance(cause, (ObjectLostError, *FULL))
 
 
 def node_died(error: RayError) -> bool:
@@ -72,9 +74,15 @@ def died_before(call: InFlightCall) -> bool:
 
 def lost(error: RayError) -> LostError:
     """Return the LostError that such an error becomes."""
+    cause = cause_of(error)
+    if isinstance(cause, FULL):
+        return LostError(
+            "Ray's object store on a node is full, and so is the disk that it moves objects to (Ray stops at 95 %):"
+            " free disk space there, or start the node with a larger --object-store-memory"
+        )
     return LostError(
         "the server actor, a client whose initial message it holds, or an object on a node that left, is gone"
-        f" ({first_line(cause_of(error))})"
+        f" ({first_line(cause)})"
     )
 
 
@@ -82,6 +90,4 @@ def ray_kind(error: RayError) -> FaultKind:
     """Return the kind of fault that an error of a client's call is."""
     if isinstance(error, RayTaskError):
         return fault_kind(error.cause)
-    if isinstance(error, (OutOfMemoryError, ObjectStoreFullError, OutOfDiskError)):
-        return "memory"
-    return "crash"
+    return "memory" if isinstance(error, OutOfMemoryError) else "crash"

@@ -32,7 +32,9 @@ class QuorumError(RuntimeError):
 
 
 class LostError(RuntimeError):
-    """The server, or an object that only a lost node had, is gone; the last completed round is on the disk."""
+    """The server, or an object that only a lost node had, is gone, or a node has no room for one; the last completed
+    round is on the disk.
+    """
 
 
 def fault_kind(error: BaseException) -> FaultKind:

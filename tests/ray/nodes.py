@@ -35,7 +35,7 @@ def start_node(node: Node, env: dict[str, str], place: Path, *words: str) -> sub
     """``ray start --block``."""
     place.mkdir()
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    shared = ["--node-ip-address", node.address, "--temp-dir", str(place), "--object-store-memory", "200000000"]
+    shared = ["--node-ip-address", node.address, "--temp-dir", str(place), "--object-store-memory", "600000000"]
     shared += ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", str(free_port())]
     with (place / LOG).open("w") as log:
         return subprocess.Popen(

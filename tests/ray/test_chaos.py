@@ -19,7 +19,7 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError
 from benchmarks.chaos import in_peace, until_killed
-from tests.processes import python
+from tests.processes import checksum_of, python
 from tests.runs import quiet
 
 pytestmark = pytest.mark.ray
@@ -198,6 +198,34 @@ def test_an_object_store_that_is_smaller_than_what_a_round_keeps(tmp_path):
     kept = sum(p.stat().st_size for p in (tmp_path / "small" / "checkpoint").glob("memory-*"))
     assert kept > 80 * 2**20
     assert results[0]["checksum"] == results[1]["checksum"]
+
+
+FULL = """
+import sys, ray
+ray.init(num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, logging_level="ERROR",
+         log_to_driver=False, _node_ip_address="127.0.0.1")
+from anchorfl.pipeline.cli.main import main
+print(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_an_object_store_without_room_on_a_full_disk(tmp_path):
+    """It says what mends it and blames no client: the bits of one process, after a resume where it had to stop."""
+    words = ["--model.width", "1024", "--federation.clients_per_round", "10", "--federation.rounds", "2",
+             "--federation.epochs", "1", "--tracking.uri", "none", "--cluster.clients_per_actor", "5"]  # fmt: skip
+    run = ["run", "digits/fedalign", "--output", "full", *words]
+    full = python(FULL, tmp_path, *run, RAY_local_fs_capacity_threshold="0.001")
+    said = full.stdout + full.stderr
+    assert "free disk space there, or start the node with a larger --object-store-memory" in said, said[-3000:]
+    assert "left out of round" not in said
+    code = full.stdout.splitlines()[-1]
+    assert code in {"0", "3"}, said[-3000:]
+    if code == "3":
+        full = python(FULL, tmp_path, "resume", "full")
+    serial = ["--output", "whole", "--cluster.executor", "serial"]
+    whole = python(FULL, tmp_path, "run", "digits/fedalign", *words, *serial)
+    assert checksum_of(full) == checksum_of(whole)
 
 
 @pytest.mark.slow

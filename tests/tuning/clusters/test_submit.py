@@ -257,7 +257,7 @@ def head(tmp_path_factory):
                 [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats",
                  "--node-ip-address", "127.0.0.1", "--port", str(free_port()), "--num-cpus", "2", "--num-gpus", "0",
                  "--include-dashboard", "true", "--dashboard-host", "127.0.0.1", "--dashboard-port", str(port),
-                 "--object-store-memory", "200000000", "--min-worker-port", "0", "--max-worker-port", "0",
+                 "--object-store-memory", "600000000", "--min-worker-port", "0", "--max-worker-port", "0",
                  "--dashboard-agent-listen-port", str(free_port()), "--temp-dir", str(short)],
                 cwd=folder, env={k: v for k, v in env.items() if k != "PYTHONPATH"}, stdout=out,
                 stderr=subprocess.STDOUT, start_new_session=True,
