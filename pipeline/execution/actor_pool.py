@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from anchorfl.pipeline.cluster.layout import Layout, nodes
 from anchorfl.pipeline.execution.ray_actors import ClientActor, NodeSumActor, ServerActor
+from anchorfl.pipeline.execution.ray_errors import put_object
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.ingest.sites import SHARE
 
@@ -51,7 +52,7 @@ class ActorPool:
     def open(self, run_spec: RunSpec) -> tuple[str, Any]:
         """Make a run known; return its key, and the reference that tells when the server is ready for it."""
         run, experiment = uuid.uuid4().hex, run_spec.experiment
-        self.run_specs[run] = [ray.put(run_spec)]
+        self.run_specs[run] = [put_object(run_spec)]
         clients = range(experiment.task.clients) if experiment.method.sends_initial_message else ()
         # no more actors than can be busy, as a process costs seconds to start; but a site has its own
         slots = self.layout.actors if self.layout.sites else min(self.layout.actors, self.layout.concurrent)

@@ -18,7 +18,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution.batched_executor import BatchedExecutor
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, RoundOutcome
 from anchorfl.pipeline.execution.executor import OnProgress
-from anchorfl.pipeline.execution.ray_errors import cause_of, is_lost, lost, missing_code
+from anchorfl.pipeline.execution.ray_errors import cause_of, is_lost, lost, missing_code, put_object
 from anchorfl.pipeline.training.client import device_for
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.metrics.scores import Scores
@@ -57,7 +57,7 @@ class BatchedActorExecutor:
 
     def __init__(self, run_spec: RunSpec, share: tuple[float, float]) -> None:
         """share: CPUs and GPUs of the actor, for which the cluster has room. InputError as ``BatchedExecutor``."""
-        self.run_spec, self.share = ray.put(run_spec), share
+        self.run_spec, self.share = put_object(run_spec), share
         self.recover()
 
     def round(

@@ -86,6 +86,14 @@ def lost(error: RayError) -> LostError:
     )
 
 
+def put_object(value: Any) -> Any:
+    """Put a value into the object store; return its reference. Raise LostError where there is no room."""
+    try:
+        return ray.put(value)
+    except RayError as error:
+        raise lost(error) from error
+
+
 def ray_kind(error: RayError) -> FaultKind:
     """Return the kind of fault that an error of a client's call is."""
     if isinstance(error, RayTaskError):

@@ -29,6 +29,7 @@ from anchorfl.pipeline.execution.ray_errors import (
     lost,
     missing_code,
     node_died,
+    put_object,
     ray_kind,
 )
 from anchorfl.pipeline.execution.scheduler import (
@@ -360,7 +361,7 @@ class RayExecutor:
 
     def restore(self, state: Tensors, memories: Mapping[int, Tensors]) -> None:
         self._ask("restore", messages.pack(state))
-        self.memories = {c: ray.put(messages.pack(m)) for c, m in memories.items()}
+        self.memories = {c: put_object(messages.pack(m)) for c, m in memories.items()}
 
     def close(self) -> None:
         self._cancel_prefetched()

@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, ObjectLostError
+from ray.exceptions import GetTimeoutError, ObjectLostError, OutOfDiskError
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
@@ -128,15 +128,24 @@ def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path,
     assert sum(r.metrics["failures/server_restarts"] for r in records) == (harm is dropped)
 
 
+def no_room(value):
+    raise OutOfDiskError("Local disk is full")
+
+
 @pytest.mark.usefixtures("shared_actors")
-def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_path):
-    """No client is retried, and none left out, because what the server or the driver kept is gone."""
+def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, monkeypatch):
+    """No client is retried, and none left out, because what the server or the driver kept is gone or finds no room."""
     from anchorfl.pipeline.run.prepare import make_run_spec
 
     e = wide(experiment)
     run_spec = dataclasses.replace(make_run_spec(e, quiet), experiment=on_ray(e))
     executor = RayExecutor(run_spec)
     executor.round(1, [0, 1, 2, 3], lambda *_: None)
+    state, memory = executor.snapshot(), executor.memory(1)
+    with monkeypatch.context() as store:
+        store.setattr(ray, "put", no_room)
+        with pytest.raises(LostError, match="free disk space there, or start the node with"):
+            executor.restore(state, {1: memory})
     executor.memories[1] = dropped(executor.memories[1])
     with pytest.raises(LostError, match="is gone"):
         executor.round(2, [0, 1, 2, 3], lambda *_: None)
