@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -52,12 +52,11 @@ def test_serve_becomes_mlflow_on_loopback(database, port, monkeypatch, capsys):
 
 def listening(process):
     """Return the addresses at which a process and its children wait for connections."""
-    try:
-        family = [process, *process.children(recursive=True)]
-        found = [c for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
-    except psutil.NoSuchProcess:
-        return set()
-    return {c.laddr.ip for c in found}
+    found = set()
+    for one in [process, *process.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # MLflow starts short commands of its own, and these may end in between
+            found |= {c.laddr.ip for c in one.net_connections() if c.status == psutil.CONN_LISTEN}
+    return found
 
 
 def answer(port, host):
