@@ -445,9 +445,12 @@ def _shape(value: Any) -> Hashable:
 
 
 def _joined(values: Sequence[Any], name: str) -> Any:
-    """Return the values of the clients as a tensor [K, ...] or a dict of such; None where they are one and the same."""
+    """Return the values of the clients as a tensor [K, ...] or a dict of such; None where they are one and the same.
+
+    Tensors of a stack of one have the axis, too: its gradients do.
+    """
     first = values[0]
-    if all(value is first for value in values):
+    if len(values) > 1 and all(value is first for value in values):
         return None
     if isinstance(first, nn.Parameter):
         return nn.Parameter(torch.stack([value.detach() for value in values]), first.requires_grad)
