@@ -169,7 +169,8 @@ def _imported(target: str, where: str) -> Any:
             ) from error
         raise InputError(f"{where}: {module_name} needs {error.name!r}, which is not installed") from error
     except (Exception, SystemExit) as error:
-        raise InputError(f"{where}: importing {module_name} failed{_place(error)}: {first_line(error)}") from error
+        place = _place(error, parts[0])
+        raise InputError(f"{where}: importing {module_name} failed{place}: {first_line(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             names = [name for name in vars(found) if not name.startswith("_")]
@@ -192,13 +193,15 @@ def _look_in_current_folder(top: str) -> None:
         sys.path.append(here)
 
 
-def _place(error: BaseException) -> str:
-    """Return the file and line where an import failed, in words; empty where nothing says it."""
+def _place(error: BaseException, package: str) -> str:
+    """Return the last file and line of ``package``, else of any, where an import failed; empty where none is known."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith("<frozen") and frame.filename != __file__]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    mine = [frame for frame in own if package in (Path(frame.filename).stem, *Path(frame.filename).parts)]
+    where = mine or own
+    return f" ({where[-1].filename}, line {where[-1].lineno})" if where else ""
 
 
 def dotted_name(of: Any) -> str:

@@ -177,6 +177,7 @@ def test_its_source_is_part_of_the_digest(fancy, tmp_path):
         ("x = 1 / 0", "m.py, line 1): ZeroDivisionError: division by zero"),
         ("def f(:\n  pass", "m.py, line 1): SyntaxError"),
         ("import sys; sys.exit(3)", "m.py, line 1): SystemExit: 3"),
+        ("import json\njson.loads('')", "m.py, line 2): JSONDecodeError: Expecting value"),
         (METHOD.replace("@dataclass(frozen=True, kw_only=True)\n", ""), "needs @dataclass(frozen=True"),
         (BARE.replace("frozen=True, ", ""),
          "needs @dataclass(frozen=True"),
