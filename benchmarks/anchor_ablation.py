@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,8 @@ SINGLE = (
 )  # fmt: skip
 MULTI = ("suite-scene-masks-2", "suite-yeast-masks-2")
 SETTINGS = (*SINGLE[:-1], *MULTI, SINGLE[-1])
+SKEWED = ("suite-digits-skew-0.1", "suite-ham10000-skew-0.05", "suite-ham10000-skew-0.1", "suite-pbc-skew-0.05")
+"""Every row has its label, and counts are skewed: nothing is expected there."""
 NAMED = tuple(setting for setting in SETTINGS if "yeast" not in setting)
 """Those whose classes have names: yeast's are numbered."""
 NAMES = {"class_embeddings.init": "language_model"}
@@ -46,14 +48,15 @@ class Row(NamedTuple):
 
 
 WITHOUT = {
-    "Anchor": Row(),
+    "Anchor": Row(settings=(*SETTINGS, *SKEWED)),
     "no expected labels": Row({"method.expected": 0.0}),
     "nothing certain": Row({"method.certain": 0.0}, SINGLE),
     "no shares": Row({"method.shares": False}, (MISSING,)),
-    "plain cross-entropy": Row({"method.gamma": 0.0}, SINGLE),
-    "no control variates": Row({"method.control_variates": False}, SINGLE),
+    "plain cross-entropy": Row({"method.gamma": 0.0}, (*SINGLE, *SKEWED)),
+    "no control variates": Row({"method.control_variates": False}, (*SINGLE, *SKEWED)),
     "labels alone": Row(
-        {"method.expected": 0.0, "method.certain": 0.0, "method.gamma": 0.0, "method.control_variates": False}, SINGLE
+        {"method.expected": 0.0, "method.certain": 0.0, "method.gamma": 0.0, "method.control_variates": False},
+        (*SINGLE, *SKEWED),
     ),
 }
 WITH = {
@@ -66,7 +69,9 @@ WITH = {
     "pseudo-labels for expected ones": Row({"method.name": f"{PARTS}:Pseudo", "method.expected": 0.0}),
     "pseudo-labels beside them": Row({"method.name": f"{PARTS}:Pseudo"}),
     "expected labels that grow": Row({"method.name": f"{PARTS}:Growing"}),
-    "control variates": Row({"method.name": f"{PARTS}:Controlled"}, MULTI),
+    "corrections in full": Row({"method.name": f"{PARTS}:Full"}, (*SINGLE, *SKEWED)),
+    "corrections of all weights": Row({"method.name": f"{PARTS}:Controlled"}, (*SETTINGS, *SKEWED)),
+    "of all weights, in full": Row({"method.name": f"{PARTS}:ControlledInFull"}, (*SETTINGS, *SKEWED)),
 }
 SEEDS = (4321, 4322, 4323)
 LAST = 5
@@ -75,7 +80,7 @@ LAST = 5
 
 def runs(out: Path) -> Iterator[tuple[str, str, int, Path]]:
     """Yield setting, row, seed and folder of every run."""
-    for setting in SETTINGS:
+    for setting in (*SETTINGS, *SKEWED):
         for name, row in (WITHOUT | WITH).items():
             if setting in row.settings:
                 for seed in SEEDS:
@@ -90,16 +95,16 @@ def score(folder: Path) -> float | None:
     return 100 * statistics.mean(values[-LAST:])
 
 
-def table(out: Path, rows: Iterable[str]) -> str:
+def table(out: Path, rows: Iterable[str], settings: Sequence[str] = SETTINGS) -> str:
     """Return the table of some rows as Markdown."""
     found: dict[tuple[str, str], list[float]] = {}
     for setting, name, _, folder in runs(out):
         if (value := score(folder)) is not None:
             found.setdefault((setting, name), []).append(value)
     shown = {federation: data for data, federation in shipped().papers["suite"].data.items()}
-    lines = [f"| | {' | '.join(shown[setting] for setting in SETTINGS)} |", "|---" * (1 + len(SETTINGS)) + "|"]
+    lines = [f"| | {' | '.join(shown[setting] for setting in settings)} |", "|---" * (1 + len(settings)) + "|"]
     for name in rows:
-        cells = [found.get((setting, name), []) for setting in SETTINGS]
+        cells = [found.get((setting, name), []) for setting in settings]
         texts = [f"{statistics.mean(v):.1f} ± {statistics.stdev(v):.1f}" if len(v) > 1 else "-" for v in cells]
         lines.append(f"| {name} | {' | '.join(texts)} |")
     return "\n".join(lines)
@@ -118,7 +123,9 @@ def main() -> None:
             if part.items() >= NAMES.items():
                 chosen["class_embeddings.encoder"] = str(import_module(PACKAGE).get_model_path())
             anchorfl.run(f"{setting}/anchor", {**part, **chosen}, folder=folder)
-    print(table(options.out, WITHOUT), table(options.out, ["Anchor", *WITH]), sep="\n\n")
+    skewed = [name for name, row in (WITHOUT | WITH).items() if set(SKEWED) <= set(row.settings)]
+    tables = table(options.out, WITHOUT), table(options.out, ["Anchor", *WITH]), table(options.out, skewed, SKEWED)
+    print(*tables, sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from anchorfl.pipeline.algorithm.contract import ClientContext, HeadSpec, ServerContext
+from anchorfl.pipeline.algorithm.control_variates import ControlledTrainer
 from anchorfl.pipeline.algorithm.exact_sums import Means
 from anchorfl.pipeline.algorithm.pseudo_labels import anchor_scores, pseudo_annotate
 from anchorfl.pipeline.algorithm.spreadout import gradient, nearest_rows, slope
@@ -121,9 +122,23 @@ class Growing(Anchor):
         return GrowingTrainer(ctx, self)
 
 
+class FullTrainer(ExpectingTrainer):
+    correction = ControlledTrainer.correction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Full(Anchor):
+    """The encoder's gradients are corrected in full at every client, in its first round, too (there by c alone)."""
+
+    name = "anchor-full"
+
+    def trainer(self, ctx: ClientContext[AnchorState]) -> FullTrainer:
+        return FullTrainer(ctx, self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Controlled(Anchor):
-    """Gradients are corrected by control variates where a row has several labels, too."""
+    """The gradients of all weights are corrected as far as the encoder's are, and with several labels a row, too."""
 
     name = "anchor-controlled"
 
@@ -131,3 +146,10 @@ class Controlled(Anchor):
         state = super().begin(ctx)
         zeros = {name: torch.zeros_like(p) for name, p in ctx.model.named_parameters()}
         return AnchorState(state.weights, zeros, state.missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlledInFull(Controlled, Full):
+    """The gradients of all weights are corrected in full, with several labels a row, too, as SCAFFOLD's are."""
+
+    name = "anchor-controlled-in-full"

@@ -246,7 +246,10 @@ class ClientTrainer(ABC, Generic[S, U]):
         return total
 
     def correct(self) -> None:
-        """Change the gradients before an optimizer takes them, element by element (SCAFFOLD)."""
+        """Change the gradients before an optimizer takes them (SCAFFOLD).
+
+        In a stack they have an axis of clients in front, and so have tensors that are a trainer's own: keep them apart.
+        """
 
     def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         """Train on one mini-batch, given as micro-batches whose losses add up; return its loss."""

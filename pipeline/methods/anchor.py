@@ -15,7 +15,7 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.aggregation import Weighting
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, HeadSpec, ServerContext
 from anchorfl.pipeline.algorithm.control_variates import (
-    ControlledTrainer,
+    AgreeingTrainer,
     ControlState,
     ControlUpdate,
     contribution_of,
@@ -47,7 +47,7 @@ class ImagesState(AnchorState, GeneratorState):
     """The server's state with a generator."""
 
 
-class ExpectingTrainer(SyntheticTrainer[AnchorState, ControlUpdate], ControlledTrainer[AnchorState]):
+class ExpectingTrainer(SyntheticTrainer[AnchorState, ControlUpdate], AgreeingTrainer[AnchorState]):
     replayable = True
 
     def __init__(self, ctx: ClientContext[AnchorState], method: Anchor) -> None:
@@ -65,6 +65,7 @@ class ExpectingTrainer(SyntheticTrainer[AnchorState, ControlUpdate], ControlledT
             # one label: a model that is sure would confirm itself; several: a label's two values, of C in the mean
             sure_N1 = (1 - missing) * self.target_NC.square().sum(-1, keepdim=True)
             self.weight_NC = self.expected * self.open_NC * (1 - sure_N1 if self.single else 2 / data.y_NC.shape[1])
+        self.correct_in_full(self.open_NC.any())
         count_C = ctx.card.count_C.to(data.y_NC) + (self.target_NC * self.open_NC).sum(0)
         self.prior_C = log_prior(count_C, method.gamma if self.single else 0.0).to(data.y_NC)
 
@@ -86,11 +87,11 @@ class ExpectingTrainer(SyntheticTrainer[AnchorState, ControlUpdate], ControlledT
 @dataclass(frozen=True, kw_only=True)
 class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
     """Client: the labels' loss, by balanced softmax where a row has one; for the rest what is certain of it, and the
-    distance to what is expected; gradients corrected by control variates. Server: means, as SCAFFOLD's.
+    distance to what is expected; the encoder's gradients corrected by control variates. Server: means, as SCAFFOLD's.
     """
 
     name = "anchor"
-    revision = 4
+    revision = 5
     averaged = ("weights", "control")
 
     expected: float = 1.0
@@ -100,10 +101,9 @@ class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
     gamma: float = 1.0
     """Single-label: power of the class counts in balanced softmax, >= 0; 0 is plain cross-entropy."""
     shares: bool = True
-    """Single-label: what the classes' shares among the clients that identify them leave says how many labels are
-    missing. False: no label of an identified class is missing."""
+    """Single-label: what the classes' shares leave says how many labels are missing. False: none of identified ones."""
     control_variates: bool = True
-    """Single-label: gradients are corrected by control variates, which travel, too; else clients send weights alone."""
+    """Single-label: control variates, which travel, correct the encoder's gradients; False: weights alone travel."""
     synthetic_per_batch: int = 0
     """Single-label, images: images of a generator, which the server trains, that join a mini-batch; 0: no generator."""
     generator_every: int = 5
@@ -132,7 +132,8 @@ class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
 
     def begin(self, ctx: ServerContext) -> AnchorState:
         controlled = self.control_variates and ctx.objective.kind == "single"
-        control = {n: torch.zeros_like(p) for n, p in ctx.model.named_parameters() if controlled}
+        trained = ctx.model.named_parameters() if controlled else ()  # the head is balanced: docs/methods/anchor.md
+        control = {name: torch.zeros_like(p) for name, p in trained if name.startswith("encoder.")}
         missing = missing_share(ctx.cards) if self.shares else torch.zeros(())
         state = AnchorState(weights_of(ctx.model), control, missing)
         return ImagesState(**vars(state), **first_fields(ctx, CONDITION, True)) if self.generates else state

@@ -16,11 +16,14 @@ import pytest
 import torch
 
 from anchorfl.models.heads import BiasedHead
+from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, HeadSpec
+from anchorfl.pipeline.algorithm.control_variates import AgreeingTrainer
 from anchorfl.pipeline.algorithm.expected_labels import expectation, missing_share
 from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.scaffold import Scaffold
-from anchorfl.tasks.contract import Card, Objective
+from anchorfl.tasks.contract import Card, ClientData, Objective
+from benchmarks.anchor_parts import Controlled, ControlledInFull, Full
 from tests.pipeline import compared
 from tests.pipeline.compared import C, D, F, N, arrays, base_loss, elsewhere, encode, softmax
 
@@ -38,11 +41,18 @@ class Plain(Averaging):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Controlled(Scaffold):
-    """SCAFFOLD on the network of Anchor."""
+class EncoderAlone(Scaffold):
+    """SCAFFOLD on the network of Anchor, whose head it leaves alone, with clients that agree first."""
 
-    name = "controlled"
+    name = "encoder-alone"
     head = HeadSpec(kind="biased")
+
+    def begin(self, ctx):
+        state = super().begin(ctx)
+        return replace(state, control={n: c for n, c in state.control.items() if n.startswith("encoder.")})
+
+    def trainer(self, ctx):
+        return AgreeingTrainer(ctx)
 
 
 def named():
@@ -64,9 +74,51 @@ def test_labels_alone_are_fedavg_on_its_network_bit_for_bit(experiment, task):
         assert any(not torch.equal(other[1][0][name], value) for name, value in of_fedavg[1][0].items())
 
 
-def test_labels_alone_with_control_variates_are_scaffold_on_its_network_bit_for_bit(experiment):
+def test_labels_alone_with_control_variates_are_agreeing_scaffold_of_the_encoder_bit_for_bit(experiment):
     e = experiment("anchor", options=ALONE | {"control_variates": True})
-    compared.assert_same_bits(compared.history(e), compared.history(replace(e, method=Controlled(weighting="samples"))))
+    compared.assert_same_bits(
+        compared.history(e), compared.history(replace(e, method=EncoderAlone(weighting="samples")))
+    )
+
+
+def test_in_its_first_round_no_gradient_is_corrected(experiment):
+    with_them = compared.history(experiment("anchor"))
+    without = compared.history(experiment("anchor", options={"control_variates": False}))
+    compared.assert_same_bits(with_them[:1], without[:1])
+    assert messages.checksum(with_them[1][0]) != messages.checksum(without[1][0])
+
+
+@pytest.mark.parametrize(
+    ("aware", "missing", "in_full"),
+    [([1, 1, 0, 0], 0.0, True), ([1, 1, 1, 1], 0.3, True), ([1, 1, 1, 1], 0.0, False)],
+    ids=["classes that others identify", "labels are missing", "rows that can be nothing"],
+)
+@pytest.mark.parametrize("method", [Anchor(), Full(), Controlled(), ControlledInFull()], ids=lambda method: method.name)
+def test_who_expects_labels_is_corrected_in_full(monkeypatch, method, aware, missing, in_full):
+    """One row of a client in its second round has no label. Where the client identifies all classes and no label is
+    missing, that row is left out, and gradients, a quarter of those remembered, are corrected by a quarter. Two of the
+    ablation's methods correct in full everywhere, two the head, too.
+    """
+    in_full = in_full or isinstance(method, Full)
+    monkeypatch.setattr(compared, "AWARE", torch.tensor(aware).bool())
+    card, data = compared.rows_of()
+    y_NC = torch.eye(C, dtype=torch.float64)[torch.arange(N) % sum(aware)]
+    y_NC[-1] = 0
+    known_NC = y_NC.any(1, keepdim=True).double().expand(N, C).clone()
+    data = ClientData(data.x, y_NC, known_NC, Objective("single").weights(y_NC, known_NC))
+    monkeypatch.setattr(compared, "rows_of", lambda *_: (card, data))
+    state = method.begin(compared.server(named(), [card]))
+    assert ("head.bias" in state.control) == isinstance(method, Controlled)
+    share = torch.tensor(missing, dtype=torch.float64)
+    state = replace(state, control=elsewhere(state.control, 1), missing=share)
+    raw = compared.gradient(*compared.started(Anchor(), model=named(), state=state))[1]
+    memory = {f"control.{name}": torch.from_numpy(4 * raw[name]) for name in state.control}
+    got = compared.gradient(*compared.started(method, model=named(), state=state, memory=memory))[1]
+    for name, c in state.control.items():
+        change = c.numpy() - 4 * raw[name]
+        compared.assert_close({name: got[name]}, {name: raw[name] + (1.0 if in_full else 0.25) * change}, 1e-7)
+    for name in raw.keys() - state.control.keys():
+        assert np.array_equal(got[name], raw[name])
 
 
 def test_multi_label_no_gradient_is_corrected(experiment):
@@ -189,7 +241,8 @@ def test_what_is_expected_adds_up_to_one_over_what_can_be():
 
 
 def test_the_exact_tensors_on_the_wire():
-    wire, control = ({f"{part}/{name}": shape for name, shape in SHAPES.items()} for part in ("weights", "control"))
+    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
+    control = {f"control/{name}": shape for name, shape in SHAPES.items() if name.startswith("encoder.")}
     state = Anchor().begin(compared.server(named(), [of_card(0, N, [3] * C, [True] * C)]))
     assert compared.shapes(state) == wire | control | {"missing": ()}
     got = compared.fitted(Anchor(), state=state, model=named())

@@ -1,5 +1,6 @@
 """Stacks of clients give what each client gives alone: in float64 to 1e-9, so that no difference hides in rounding."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -97,6 +98,14 @@ def test_smaller_stacks_give_the_same(experiment, size, name):
     """Of three clients, stacks of two leave one; of four, stacks of three."""
     e = experiment(name, optimizer=SGD)
     check_equal(results(e, size), results(e, 4))
+
+
+def test_clients_of_anchor_whose_gradients_are_corrected_in_full_beside_others(experiment):
+    """Clients 0 and 1 identify all classes: theirs as far as they agree with those of the round before."""
+    e = experiment("anchor", optimizer=SGD)
+    every = tuple(range(4))
+    e = replace(e, task=replace(e.task, client_classes=json.dumps([every, every, every[:2], every[2:]])))
+    check_equal(results(e, 4), results(e, 0))
 
 
 @pytest.mark.parametrize("change", [{}, {"skip_zero_rows": False}, {"crop": 2, "flip": "both"}, {"batch_size": 0}])
