@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.config.repetition import Repetition, repetition_of, with_defaults
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.results import page_parts as parts
@@ -408,7 +409,7 @@ def _options(run: _Shown) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    shown = str(value)
+    shown = redact(str(value))
     return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}\u2026"
 
 

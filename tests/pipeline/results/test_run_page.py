@@ -18,7 +18,7 @@ from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.repetition import repetition_of
 from anchorfl.pipeline.results import page_parts
 from anchorfl.pipeline.results.page_server import PageServer
-from anchorfl.pipeline.results.run_page import PAGE, run_page
+from anchorfl.pipeline.results.run_page import PAGE, _value, run_page
 from anchorfl.pipeline.results.run_view import Run
 from anchorfl.pipeline.run.assemble import from_words
 from anchorfl.pipeline.run.lifecycle import run
@@ -278,3 +278,7 @@ def test_contrast(setting):
             page_parts.HEAT * c + (1 - page_parts.HEAT) * b for c, b in zip(colors[shade], colors["bg"], strict=True)
         ]
         assert _contrast(colors["fg"], over) >= 4.5, shade
+
+
+def test_an_option_with_an_address_is_shown_without_its_password():
+    assert _value("postgresql+psycopg://me:hush@127.0.0.1/runs") == "postgresql+psycopg://***@127.0.0.1/runs"
