@@ -1,6 +1,6 @@
 """Write tuning/suite_shapes.csv: what the clients of the suite's settings know, for ``anchorfl recommend``.
 
-ANCHORFL_DATA=data python -m benchmarks.suite_shapes            # reads every data set of the suite; two minutes
+ANCHORFL_DATA=data python -m benchmarks.suite_shapes            # reads every data set of the suite; ten seconds
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from anchorfl.tuning.tables.plots import (
     split_of_curves,
 )
 from anchorfl.tuning.tables.published import Row, metrics_of, published_traffic, quoted_lines
-from anchorfl.tuning.tables.ranks import ALPHA, FEWEST, Duel, Ranking, duels_of, ranking_of
+from anchorfl.tuning.tables.ranks import ALPHA, FEWEST, Duel, Ranking, duels_of, ranking_of, whole_rows
 from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
 FIGURES = "figures"
@@ -68,10 +68,11 @@ SCORED = {
 """(Method, ``evaluate_on``) -> whose scores a row shows, where it is not plain."""
 RANKS = (
     "Rank of each row by its mean on a data set's first metric, 1 the best, over the rows that all {n} data sets have"
-    " with all seeds. Friedman's test that all are alike (Iman and Davenport): p = {p}. Mean ranks that differ by {cd}"
-    " or more differ at {alpha} (Nemenyi); a bar in the figure joins those that do not. Data sets that are cut from the"
-    " same rows are no independent ones, which both tests assume."
+    " with all seeds. Friedman's test that all are alike (Iman and Davenport, not corrected for ties): p = {p}. Mean"
+    " ranks that differ by {cd} or more differ at {alpha} (Nemenyi); a bar in the figure joins those that do not. Data"
+    " sets that are cut from the same rows are no independent ones, which both tests assume."
 )
+UNRANKED = "Left out of the ranks, since fewer than {fewest} rows have all their seeds there: {data}."
 DUELS = (
     "The best row less each other one in points, its mean over the data sets that have both, and the probability that"
     " the best is the better one on another data set like these: Bayesian signed-rank test (Benavoli et al., 2014; s ="
@@ -98,8 +99,8 @@ def write_page(table: Table, out: Path) -> list[Path]:
     if table.varied:
         write_atomically(figures / f"{_sensitivity_of(table)}.csv", sensitivity_csv(table).encode())
     title = f"{table.paper.title}: {_named(table.paper.tables, 'table')}" if table.paper.tables else table.paper.title
-    write_atomically(out / "table.md", markdown(title, list(_blocks(table)), figures).encode())
     write_atomically(out / "table.csv", table_csv(table).encode())
+    write_atomically(out / "table.md", markdown(title, list(_blocks(table)), figures).encode())
     write_atomically(out / "reproducibility.md", reproducibility(table).encode())
     return [out / name for name in ("table.md", "table.csv", "reproducibility.md", FIGURES)]
 
@@ -123,7 +124,9 @@ def _blocks(table: Table) -> Iterator[Block]:
         if split_of_curves(table, rows):
             yield _picture(f"{data}: learning curves", _curves_of(rows), partial(curves, table, rows))
     if len(table.data) >= FEWEST and not table.varied:
-        yield Block("All data sets", rows=scores_across(table), paragraphs=[ALL_SCORES])
+        few = [data for data, whole in whole_rows(table).items() if len(whole) < FEWEST]
+        unranked = [UNRANKED.format(fewest=FEWEST, data=", ".join(few))] if few else []
+        yield Block("All data sets", rows=scores_across(table), paragraphs=[ALL_SCORES, *unranked])
         yield Block("All data sets: cost", rows=costs_across(table), paragraphs=[ALL_COSTS])
     if (ranking := ranking_of(table)) is not None:
         words = {"p": _p(ranking.p), "alpha": ALPHA, "cd": f"{ranking.critical_difference:.2f}"}

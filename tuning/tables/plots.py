@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from anchorfl.pipeline.results.compare import RunSummary
+from anchorfl.pipeline.results.picture import verbatim
 from anchorfl.tuning.sweep.html import to_csv
 from anchorfl.tuning.sweep.plots import INK
 from anchorfl.tuning.tables.published import Change, Metric, Row, value_text
@@ -57,7 +58,7 @@ def _panel(ax: Axes, entries: Sequence[TableEntry], bold: Sequence[bool], named:
             seeds = [100 * score for score in entry.scores.values()]
             ax.plot(seeds, [y] * len(seeds), "|", color=OURS, markersize=9, alpha=0.55, zorder=1)
             ax.errorbar(entry.mean, y, xerr=entry.sd, fmt="o", markersize=5, capsize=3, color=OURS, zorder=3)
-    ax.set_yticks(range(len(entries)), [entry.row.shown for entry in entries])
+    ax.set_yticks(range(len(entries)), [verbatim(entry.row.shown) for entry in entries])
     for label, is_bold in zip(ax.get_yticklabels(), bold, strict=True):
         if is_bold:
             label.set(fontweight="bold", color=INK)
@@ -85,7 +86,7 @@ def rank_diagram(ranking: Ranking) -> Figure:
         line = place if left else len(ranks) - 1 - place
         y, x = -(bars + step * (line + 1)), low - 0.1 if left else high + 0.1
         ax.plot([mean, mean, x], [0, y, y], color=OURS, linewidth=1)
-        words = f"{name}  {mean:.2f}" if left else f"{mean:.2f}  {name}"
+        words = verbatim(f"{name}  {mean:.2f}" if left else f"{mean:.2f}  {name}")
         ax.text(x, y, f" {words} ", ha="right" if left else "left", va="center", fontsize=9)
     for line, group in enumerate(groups):
         y = -0.2 * (line + 0.7)
@@ -127,7 +128,7 @@ def curves(table: Table, rows: Sequence[Row]) -> Figure:
             if references.get(row.key, row.key) != row.key:
                 _line(ax, runs[references[row.key]], metric.record, INK, "--")
             _line(ax, runs[row.key], metric.record, OURS, "-", band=True)
-            ax.set_title(f"{row.shown} ({len(runs[row.key])})", fontsize=9, loc="left")
+            ax.set_title(verbatim(f"{row.shown} ({len(runs[row.key])})"), fontsize=9, loc="left")
             ax.grid(alpha=0.3)
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         block.supylabel(f"{split} {metric.shown} (%)", fontsize=9)

@@ -50,7 +50,8 @@ class Ranking:
     rank_SM: npt.NDArray[np.float64]
     """Rank of each method on each data set: 1 is the best, equals share the mean of theirs."""
     p: float
-    """p of Friedman's test in Iman's and Davenport's form: that all methods are alike."""
+    """p of Friedman's test in Iman's and Davenport's form: that all methods are alike. Not corrected for ties, which
+    makes it larger."""
     critical_difference: float
     """Mean ranks that differ by at least this differ at ``ALPHA`` (Nemenyi)."""
 
@@ -103,12 +104,13 @@ def critical_difference(methods: int, settings: int, alpha: float = ALPHA) -> fl
 
 def probability_better(difference_S: npt.ArrayLike) -> float:
     """Return the posterior probability that a score is higher, by its differences on several data sets: that two
-    random data sets with replacement, weighted by the posterior, have a sum above 0 more often than one below.
+    random data sets with replacement, weighted by the posterior, have a sum above 0 more often than one below. A half
+    where neither is ever higher.
     """
     z_S = np.concatenate([[0.0], np.asarray(difference_S, dtype=np.float64)])
     sign_SS = np.sign(z_S[:, None] + z_S)
     weight_ZS = np.random.default_rng(0).dirichlet([0.5, *[1.0] * (len(z_S) - 1)], size=DRAWS)
-    return float((((weight_ZS @ sign_SS) * weight_ZS).sum(1) > 0).mean())
+    return float(np.heaviside(((weight_ZS @ sign_SS) * weight_ZS).sum(1), 0.5).mean())
 
 
 def duels(scores: Mapping[str, Mapping[str, float]], best: str) -> list[Duel]:
@@ -136,15 +138,18 @@ def duels_of(table: Table) -> list[Duel]:
 
 
 def scores_of(table: Table) -> dict[str, dict[str, float]]:
-    """Return data set -> row -> mean of the data set's first metric; rows that have all their seeds, and none where an
-    option is varied.
+    """Return data set -> row -> mean of the data set's first metric; rows that have all their seeds, data sets that
+    have ``FEWEST`` of these, and none where an option is varied.
     """
     if table.varied:
         return {}
+    return {data: whole for data, whole in whole_rows(table).items() if len(whole) >= FEWEST}
+
+
+def whole_rows(table: Table) -> dict[str, dict[str, float]]:
+    """Return data set -> row that has all its seeds -> mean of the data set's first metric."""
     scores: dict[str, dict[str, float]] = {}
     for data, rows in table.data:
         entries = [e for e in table.entries if e.row in rows and e.metric in metrics_of(table.paper, data)[:1]]
-        whole = {e.row.shown: e.mean for e in entries if e.mean is not None and len(e.scores) == len(e.seeds)}
-        if whole:
-            scores[data] = whole
+        scores[data] = {e.row.shown: e.mean for e in entries if e.mean is not None and len(e.scores) == len(e.seeds)}
     return scores

@@ -1,7 +1,8 @@
 """``anchorfl recommend``: which methods to try first on a table of the user's own, by the settings of the suite.
 
-What clients know is described by the cards that they send in any run (``Shape``): counts of classes, and no row. The
-settings of the suite that are nearest to it, of the same kind of labels, say which methods rank first there.
+What clients know is described by the cards that they send in any run (``Shape``): counts of classes, and no row; where
+rows have several labels, by how many of these are known, too. The settings of the suite that are nearest to it, of the
+same kind of labels, say which methods rank first there.
 ``tuning/suite_shapes.csv`` has the settings' shapes (``python -m benchmarks.suite_shapes``), ``ours.csv`` the scores.
 """
 
@@ -19,9 +20,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from anchorfl.pipeline import terminal
-from anchorfl.pipeline.config.overrides import keep_options
-from anchorfl.pipeline.config.presets import shipped
+from anchorfl.pipeline.config.overrides import keep_options, typed_options
+from anchorfl.pipeline.config.presets import read_preset, shipped
 from anchorfl.pipeline.terminal import logged_apart, say
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.options import SweepOptions
@@ -29,7 +32,7 @@ from anchorfl.tuning.tables.ours import OurFigure, read_ours
 
 if TYPE_CHECKING:
     from anchorfl.pipeline.config.experiment import Experiment
-    from anchorfl.tasks.ingest.manifest import Manifest
+    from anchorfl.tasks.ingest.prepared import Prepared
 
 SHAPES = Path(__file__).resolve().parents[1] / "suite_shapes.csv"
 SUITE = "suite"
@@ -41,6 +44,8 @@ APART = 0.5
 """Further away than the nearest one by so much, a setting is not asked."""
 FAR = 0.75
 """Distance of the nearest setting from which on the list is a first guess."""
+PHOTOGRAPHS = "image"
+"""Raw column of tasks whose rows are pictures (``Task.payload``)."""
 ONE_CLASS = "one_class"
 """The partition of methods that have a client for each class."""
 SHOWN = 4
@@ -90,20 +95,25 @@ class Shape:
     known: float
     """Share of the classes that a client identifies, mean over clients."""
     labeled: float
-    """Share of the clients' rows that have a known class; multi-label: ``known``, since no card says it."""
+    """Share of the clients' rows that have a known class; multi-label: of their labels that are known."""
     skew: float
     """1 - exp(entropy) / number of the identified classes of a client, mean: 0 where it has as many rows of each."""
+    one_class: float
+    """Share of the clients that have rows of one class alone, which is all that they identify."""
     rows: float
     """Rows of a client, mean."""
     uncovered: int
     """Classes that nobody identifies."""
 
     def distance(self, other: Shape) -> float:
-        """Return how different two federations are: 1 is all or none of the classes, or four decades of rows."""
+        """Return how different two federations are: 1 is all or none of the classes, half of the skew that there can
+        be, or four decades of rows.
+        """
         return (
             abs(self.known - other.known)
             + abs(self.labeled - other.labeled)
-            + abs(self.skew - other.skew)
+            + abs(self.skew - other.skew) * 2
+            + abs(self.one_class - other.one_class)
             + abs(math.log10(self.rows / other.rows)) / 4
             + abs(math.log10(self.classes / other.classes)) / 4
             + (bool(self.uncovered) != bool(other.uncovered)) / 2
@@ -113,10 +123,12 @@ class Shape:
     def text(self) -> str:
         """The shape in a line."""
         nobody = f", {self.uncovered} of them identified by nobody" if self.uncovered else ""
-        labeled = f", {self.labeled:.0%} of the rows have a known class" if self.labels == "single" else ""
+        labeled = (
+            f"{self.labeled:.0%} of the {'rows have a known class' if self.labels == 'single' else 'labels are known'}"
+        )
         return (
             f"{self.labels}-label, {self.clients} clients, {self.classes} classes{nobody}; a client identifies"
-            f" {self.known:.0%} of them, has {self.rows:.0f} rows{labeled}, skew of its counts {self.skew:.2f}"
+            f" {self.known:.0%} of them, has {self.rows:.0f} rows, {labeled}, skew of its counts {self.skew:.2f}"
         )
 
 
@@ -133,11 +145,19 @@ class Setting:
     """Row -> its score."""
 
     @property
-    def rank(self) -> dict[str, float]:
-        """Row -> rank in this setting: 1 is the best, equals share the mean of theirs, as on the suite's page."""
+    def has_photographs(self) -> bool:
+        """Its rows are pictures: fewer local steps, at rates that were found for a convolutional network."""
+        from anchorfl.tasks.registry import task_of
+
+        return task_of(read_preset(f"{self.federation}/fedavg").task).payload == PHOTOGRAPHS
+
+    def rank(self, rows: Sequence[str]) -> dict[str, float]:
+        """Return row -> rank among some in this setting: 1 is the best, equals, to the two digits of ``ours.csv``,
+        share the mean of theirs.
+        """
         from scipy.stats import rankdata
 
-        return dict(zip(self.scores, map(float, rankdata([-float(f.mean) for f in self.scores.values()])), strict=True))
+        return dict(zip(rows, map(float, rankdata([-float(self.scores[row].mean) for row in rows])), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +171,7 @@ class Candidate:
     scores: tuple[str, ...]
     """Score in each setting, mean and sd."""
     preset: str
-    """Preset of the nearest setting, with the values that were found there."""
+    """Preset of a near setting, with the values that were found there."""
 
     @property
     def reason(self) -> str:
@@ -159,24 +179,38 @@ class Candidate:
         return ADDS[self.row]
 
 
-def shape_of(manifest: Manifest) -> Shape:
+def shape_of(data: Prepared) -> Shape:
     """Return the shape of a prepared federation."""
-    classes, multi = len(manifest.class_names), manifest.kind == "multi"
+    manifest = data.manifest
+    classes, examples = len(manifest.class_names), manifest.examples
+    if manifest.kind == "multi":
+        labels = sum(_known_labels(data, client) for client in range(len(examples))) / classes
+    else:
+        labels = sum(rows for counts in manifest.counts for _, rows in counts)
     known = _mean(len(of) / classes for of in manifest.classes)
-    positives = sum(rows for counts in manifest.counts for _, rows in counts)
     return Shape(
         labels=manifest.kind,
-        clients=len(manifest.examples),
+        clients=len(examples),
         classes=classes,
         known=known,
-        labeled=known if multi else positives / max(1, sum(manifest.examples)),
+        labeled=labels / max(1, sum(examples)),
         skew=_mean(
             _skew([rows for _, rows in counts], len(of))
             for counts, of in zip(manifest.counts, manifest.classes, strict=True)
         ),
-        rows=max(1.0, _mean(manifest.examples)),
+        one_class=_mean(
+            len(of) == 1 and sum(rows for _, rows in counts) == total > 0
+            for counts, of, total in zip(manifest.counts, manifest.classes, examples, strict=True)
+        ),
+        rows=max(1.0, _mean(examples)),
         uncovered=int(manifest.uncovered_C().sum()),
     )
+
+
+def _known_labels(data: Prepared, client: int) -> int:
+    """Return how many labels of a client's rows are known; multi-label, where no card says it."""
+    known = data.rows(client, ["known"])["known"]  # null: all classes that it identifies
+    return pc.sum(pc.list_value_length(known).fill_null(len(data.manifest.classes[client]))).as_py() or 0
 
 
 def shape_of_experiment(experiment: Experiment) -> Shape:
@@ -187,7 +221,7 @@ def shape_of_experiment(experiment: Experiment) -> Shape:
     here = replace(
         experiment, cluster=ClusterOptions(executor="serial" if experiment.federation.stack != 1 else "forked")
     )
-    return shape_of(prepare_data(here, say).manifest)
+    return shape_of(prepare_data(here, say))
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -235,31 +269,39 @@ def shapes_text(shapes: Mapping[str, Shape]) -> str:
     return text.getvalue()
 
 
-def nearest_settings(shape: Shape, settings: Iterable[Setting]) -> list[Setting]:
-    """Return the settings most like a shape, the nearest first, all of its kind of labels."""
+def by_distance(shape: Shape, settings: Iterable[Setting]) -> list[Setting]:
+    """Return the settings of a shape's kind of labels, the nearest first."""
     alike = [setting for setting in settings if setting.shape.labels == shape.labels]
-    alike.sort(key=lambda setting: setting.shape.distance(shape))
-    return [s for s in alike[:NEAREST] if s.shape.distance(shape) < alike[0].shape.distance(shape) + APART]
+    return sorted(alike, key=lambda setting: setting.shape.distance(shape))
 
 
-def candidates(near: Sequence[Setting], partition: str) -> list[Candidate]:
+def nearest_settings(shape: Shape, settings: Sequence[Setting]) -> list[Setting]:
+    """Return the first settings of ``by_distance``, as far as they are not far behind the first of all."""
+    furthest = settings[0].shape.distance(shape) + APART
+    return [setting for setting in settings[:NEAREST] if setting.shape.distance(shape) < furthest]
+
+
+def candidates(near: Sequence[Setting], partition: str, lender: Setting) -> list[Candidate]:
     """Return the methods that all of some settings have, the best mean rank first; those that have a client for each
     class only for that partition.
+
+    lender: the setting whose presets are proposed.
     """
     from anchorfl.pipeline.methods import METHODS
 
     def fits(row: str) -> bool:
         return partition == ONE_CLASS or not METHODS[row].supports.one_class
 
-    rank, paper = [setting.rank for setting in near], shipped().papers[SUITE]
-    rows = [row for row in rank[0] if row in ADDS and all(row in of for of in rank) and fits(row)]
+    paper = shipped().papers[SUITE]
+    rows = [row for row in ADDS if all(row in setting.scores for setting in (*near, lender)) and fits(row)]
+    rank = [setting.rank(rows) for setting in near]
     found = [
         Candidate(
             row,
             paper.rows[row].published,
             _mean(of[row] for of in rank),
             tuple(_score(setting.scores[row]) for setting in near),
-            f"{near[0].federation}/{row}",
+            f"{lender.federation}/{row}",
         )
         for row in rows
     ]
@@ -281,15 +323,15 @@ def recommend(arguments: list[str], sweep: Callable[[list[str]], int]) -> int:
     options, words = _split(arguments)
     with logged_apart():  # what preparation says
         of_race = {f.name for f in fields(SweepOptions)} if options.tried else set()
-        shape, near, partition = _asked(keep_options(words, lambda name: name not in of_race))
-    best = candidates(near, partition)[: options.tried or SHOWN]
+        shape, near, found = _asked(keep_options(words, lambda name: name not in of_race))
+    best = found[: options.tried or SHOWN]
     presets = [candidate.preset for candidate in best]
     if options.tried:
         with logged_apart() if options.json else nullcontext():
             say(_text(shape, near, best) + "\n")
-        race = ["--seeds", "1", "--finals", "0", "--rule", "mean5", *(["--json"] if options.json else [])]
-        return sweep([*presets, *words, *race])
-    command = ["anchorfl", "run", *presets, *words, "--evaluation.test", "never"]
+        race = ["--seeds", "1", "--finals", "0", "--rule", "mean5"]  # first, so that what was given is the last word
+        return sweep([*presets, *race, *words, *(["--json"] if options.json else [])])
+    command = ["anchorfl", "run", *presets, "--evaluation.test", "never", *words]
     if options.json:
         say(json.dumps(_as_object(shape, near, best, command), indent=1))
         return 0
@@ -313,15 +355,21 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, words if words[:1] and words[0].startswith("-") else ["--task.file", *words]
 
 
-def _asked(words: list[str]) -> tuple[Shape, list[Setting], str]:
-    """Return the shape of the table that options name, the settings nearest to it, and the partition."""
+def _asked(words: list[str]) -> tuple[Shape, list[Setting], list[Candidate]]:
+    """Return the shape of the table that options name, the settings nearest to it, and the methods that these name."""
     from anchorfl.pipeline.run.assemble import from_words, names_table
+    from anchorfl.tasks.registry import task_of
 
     if not names_table(words):
         raise InputError("recommend needs a table of your own: anchorfl recommend FILE --task.label_columns COLUMNS")
+    if any(name.startswith("method.") for name in typed_options(words)):
+        raise InputError("recommend compares methods: leave out options of [method]; anchorfl run takes them")
     _, experiment = from_words("", [*words, "--method.name", "fedavg"], "anchorfl recommend", say)
-    shape = shape_of_experiment(experiment)
-    return shape, nearest_settings(shape, read_settings()), experiment.task.partition
+    shape, photographs = shape_of_experiment(experiment), task_of(experiment.task).payload == PHOTOGRAPHS
+    every = by_distance(shape, read_settings())
+    near = nearest_settings(shape, every)
+    lender = near[0] if photographs else next(s for s in every if not s.has_photographs)
+    return shape, near, candidates(near, experiment.task.partition, lender)
 
 
 def _text(shape: Shape, near: Sequence[Setting], best: Sequence[Candidate]) -> str:

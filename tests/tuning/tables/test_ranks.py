@@ -92,6 +92,7 @@ def test_certain_and_even_differences():
     assert probability_better([0.1, 2.0, 3.0]) == 1.0
     assert probability_better([-0.1, -2.0]) == 0.0
     assert probability_better([1.0, -1.0]) == pytest.approx(0.5, abs=5e-3)
+    assert probability_better([0.0, 0.0, 0.0]) == 0.5  # neither is ever higher
     assert probability_better([1.0, -1.0]) == probability_better([2.0, -2.0]), "the same draws at every call"
 
 
@@ -187,6 +188,27 @@ def test_rows_of_a_table_are_ranked_by_the_first_metric(tmp_path):
 def test_a_row_that_lacks_a_seed_is_not_ranked(tmp_path):
     """Two rows are left, which are too few."""
     assert ranking_of(made(tmp_path, lacking=[("B", "FedPU")])) is None
+
+
+def test_a_data_set_that_is_not_done_leaves_the_ranks_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setitem(F1, "D", dict.fromkeys(F1["A"], 0.5))
+    monkeypatch.setitem(FOLDERS, "D", "es-5")
+    table = made(tmp_path, lacking=[("D", "FedPU"), ("D", "FedAvg")])
+    assert ranking_of(table).settings == ("A", "B", "C")
+    write_page(table, tmp_path / "out")
+    page = " ".join((tmp_path / "out" / "table.md").read_text().split())
+    assert "Left out of the ranks, since fewer than 3 rows have all their seeds there: D." in page
+    assert "over the rows that all 3 data sets have" in page
+
+
+def test_a_row_may_have_any_name(tmp_path):
+    """Matplotlib would take what is between two dollar signs for a formula."""
+    name = r"a $\foo$ = b $_$"
+    scores = {s: {name: 0.5, "x": 0.4, "y": 0.3} for s in "abc"}
+    ranking = rank(scores)
+    figure = rank_diagram(ranking)
+    figure.canvas.draw()
+    assert any(r"\$\foo\$" in text.get_text() for text in figure.axes[0].texts)
 
 
 def test_the_page_has_ranks_and_the_diagram(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from anchorfl.pipeline.config.presets import preset_names, read_preset, shipped
 from anchorfl.pipeline.run.assemble import from_words
@@ -19,10 +20,12 @@ from anchorfl.tuning import commands
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.tables.recommend import (
     ADDS,
+    FAR,
     NEAREST,
     SHAPES,
     Setting,
     Shape,
+    by_distance,
     candidates,
     nearest_settings,
     read_settings,
@@ -64,26 +67,35 @@ def data_of(words):
     return prepare_data(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="serial")), quiet)
 
 
-@pytest.mark.parametrize("partition", ["k_classes", "dirichlet"])
-def test_a_shape_is_that_of_the_rows(flowers, partition):
-    """From the rows themselves, which the command never opens."""
-    words = [*flowers, "--task.partition", partition]
-    words += ["--task.classes_per_client", "2"] if partition == "k_classes" else ["--task.beta", "0.3"]
-    data = data_of(words)
-    shape = shape_of(data.manifest)
-    labeled, rows, known, skew = 0, 0, [], []
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--task.partition", "k_classes", "--task.classes_per_client", "2"],
+        ["--task.partition", "dirichlet", "--task.beta", "0.3"],
+        ["--task.partition", "one_class", "--task.clients", "4"],
+        ["--task.client_classes", '[["a"],["b"],["a","b"],["a"],["b"],["c","d"]]'],
+    ],
+)
+def test_a_shape_is_that_of_the_rows(flowers, words):
+    """From the rows themselves, which the command does not open where a row has one label."""
+    data = data_of([*flowers, *words])
+    shape = shape_of(data)
+    labeled, rows, known, skew, one_class = 0, 0, [], [], []
     for client, classes in enumerate(data.manifest.classes):
         seen = data.client(client, Objective("single"))
         count_C = (seen.y_NC.numpy() * (seen.weight_NC.numpy() > 0)).sum(0)[list(classes)]
         labeled, rows = labeled + count_C.sum(), rows + len(seen)
         known.append(len(classes) / 4)
+        one_class.append(len(classes) == 1 and bool((count_C == len(seen)).all()))
         share = count_C[count_C > 0] / max(1, count_C.sum())
         skew.append(1 - np.exp(-(share * np.log(share)).sum()) / len(classes) if len(share) else 0)
-    assert (shape.labels, shape.clients, shape.classes) == ("single", 6, 4)
+    assert (shape.labels, shape.clients, shape.classes) == ("single", len(known), 4)
     assert shape.known == pytest.approx(np.mean(known))
     assert shape.labeled == pytest.approx(labeled / rows)
     assert shape.skew == pytest.approx(np.mean(skew))
-    assert shape.rows == pytest.approx(rows / 6)
+    assert shape.one_class == pytest.approx(np.mean(one_class))
+    assert shape.one_class == 1 or "one_class" not in words
+    assert shape.rows == pytest.approx(rows / len(known))
     assert shape.uncovered == 4 - len(set().union(*data.manifest.classes))
 
 
@@ -96,19 +108,27 @@ def test_options_of_training_do_not_matter(flowers):
 def test_a_class_that_nobody_identifies_is_counted(flowers):
     words = [*flowers, "--task.partition", "k_classes", "--task.cover", "any"]
     words += ["--task.client_classes", '[["a"],["b"],["a","b"],["a"],["b"],["c"]]', "--task.classes_per_client", "2"]
-    shape = shape_of(data_of(words).manifest)
+    shape = shape_of(data_of(words))
     assert shape.uncovered == 1
     assert "4 classes, 1 of them identified by nobody" in shape.text
 
 
-def test_multi_label_shapes(tags):
-    shape = shape_of(data_of(tags).manifest)
-    assert (shape.labels, shape.labeled) == ("multi", shape.known)
+@pytest.mark.parametrize(
+    "words", [["--task.classes_per_client", "2"], ["--task.partition", "iid", "--task.hidden_labels", "0.5"]]
+)
+def test_multi_label_shapes(tags, words):
+    data = data_of([*tags, *words])
+    shape = shape_of(data)
+    known = [data.client(client, Objective("multi")).known_NC.numpy() for client in range(6)]
+    assert shape.labels == "multi"
+    assert shape.labeled == pytest.approx(np.concatenate(known).mean())
     assert "multi-label, 6 clients, 5 classes" in shape.text
-    assert "known class" not in shape.text
+    assert f"{shape.labeled:.0%} of the labels are known" in shape.text
 
 
-SHAPE = Shape(labels="single", clients=8, classes=10, known=0.3, labeled=0.3, skew=0.1, rows=100.0, uncovered=0)
+SHAPE = Shape(
+    labels="single", clients=8, classes=10, known=0.3, labeled=0.3, skew=0.1, one_class=0.0, rows=100.0, uncovered=0
+)
 
 
 def test_distances():
@@ -116,7 +136,8 @@ def test_distances():
     for changed, distance in [
         ({"known": 0.5}, 0.2),
         ({"labeled": 1.0}, 0.7),
-        ({"skew": 0.0}, 0.1),
+        ({"skew": 0.0}, 0.2),
+        ({"one_class": 1.0}, 1.0),
         ({"rows": 10_000.0}, 0.5),
         ({"classes": 1000}, 0.5),
         ({"uncovered": 2}, 0.5),
@@ -130,27 +151,89 @@ def test_the_nearest_are_of_the_same_kind_and_not_far_behind_the_first():
     def setting(name, **changed):
         return Setting(name, name, dataclasses.replace(SHAPE, **changed), {})
 
+    def near(every):
+        return [s.name for s in nearest_settings(SHAPE, by_distance(SHAPE, every))]
+
     every = [setting("far", known=0.95), setting("b", known=0.4), setting("a"), setting("multi", labels="multi")]
-    assert [s.name for s in nearest_settings(SHAPE, every)] == ["a", "b"]
+    assert near(every) == ["a", "b"]
     more = [setting(str(i), known=0.3 + i / 100) for i in range(6, 0, -1)]
-    assert [s.name for s in nearest_settings(SHAPE, more)] == ["1", "2", "3"]
-    assert len(nearest_settings(SHAPE, more)) == NEAREST
+    assert near(more) == ["1", "2", "3"]
+    assert NEAREST == 3
+
+
+def named(federation):
+    """Return a setting, and all by their distance from it."""
+    settings = read_settings()
+    setting = next(s for s in settings if s.federation == federation)
+    return setting, by_distance(setting.shape, settings)
 
 
 @pytest.mark.parametrize("federation", ["suite-digits-masks-2", "suite-scene-masks-3"])  # without and with ties
 def test_candidates_are_ranked_by_their_mean_rank(federation):
-    settings = read_settings()
-    near = nearest_settings(next(s.shape for s in settings if s.federation == federation), settings)
-    found = candidates(near, "k_classes")
+    """Among those that are listed."""
+    setting, every = named(federation)
+    first, *others = nearest_settings(setting.shape, every)
+    assert others
+    more = {"fedaws": dataclasses.replace(first.scores["fedavg"], mean="99.99")}
+    near = [dataclasses.replace(first, scores={**first.scores, **more}), *others]
+    found = candidates(near, "k_classes", setting)
+    rows = [candidate.row for candidate in found]
+    assert set(rows) == set(first.scores)
     for candidate in found:
         ranks = []
         for setting in near:
-            means = [float(figure.mean) for figure in setting.scores.values()]
+            means = [float(setting.scores[row].mean) for row in rows]
             mine = float(setting.scores[candidate.row].mean)
             ranks.append(sum(other > mine for other in means) + (means.count(mine) + 1) / 2)
         assert candidate.mean_rank == pytest.approx(np.mean(ranks))
         assert read_preset(candidate.preset).method.name == candidate.row
     assert [c.mean_rank for c in found] == sorted(c.mean_rank for c in found)
+
+
+@pytest.mark.parametrize(
+    ("federation", "first"), [("suite-digits-one-class", "scaffold"), ("suite-scene-one-class", "fedalign")]
+)
+def test_where_each_client_has_one_class_such_settings_alone_are_asked(federation, first):
+    """Methods with a client for each class would else be left out, which other settings do not have."""
+    setting, every = named(federation)
+    assert nearest_settings(setting.shape, every) == [setting]
+    found = candidates([setting], "one_class", setting)
+    assert found[0].row == first
+    assert {c.row for c in found} == set(setting.scores) & ADDS.keys()
+    by_column = candidates([setting], "subjects", setting)  # clients are somebody's, each has one class all the same
+    assert {"fedalc-fixed", "flag"} & {c.row for c in found}
+    assert not {"fedalc-fixed", "flag"} & {c.row for c in by_column}
+
+
+@pytest.mark.parametrize("federation", ["suite-digits-masks-2", "suite-scene-masks-2"])
+def test_no_other_setting_has_a_client_for_each_class_among_the_nearest(federation):
+    setting, every = named(federation)
+    few = dataclasses.replace(setting.shape, known=0.1)  # one class of ten each, and rows of the others
+    assert not any(s.shape.one_class == 1 for s in nearest_settings(few, every))
+
+
+def test_rows_that_know_all_their_labels_are_far_from_settings_where_these_are_missing(tags, capsys):
+    assert main(["recommend", *tags, "--task.partition", "iid", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["table"]["labeled"] == 1
+    assert found["settings"][0]["distance"] > FAR
+
+
+def test_the_presets_of_photographs_are_for_photographs(flowers, tmp_path, capsys):
+    """They train for an epoch a round, at rates that were found for a convolutional network."""
+    words = ["--task.partition", "iid", "--task.clients", "6", "--json"]
+    assert main(["recommend", *flowers, *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"][0]["federation"].startswith(("suite-pbc", "suite-ham10000"))
+    assert all(m["preset"].startswith(("suite-digits", "suite-r8")) for m in found["methods"])
+    rng = np.random.default_rng(2)
+    lines = [f"{k}.png,{'abcd'[k % 4]}" for k in range(120)]
+    for k in range(120):
+        Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(tmp_path / f"{k}.png")
+    Path("cells.csv").write_text("\n".join(["picture,kind", *lines]) + "\n")
+    assert main(["recommend", "cells.csv", "--task.label_columns", "kind", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {m["preset"].partition("/")[0] for m in found["methods"]} == {found["settings"][0]["federation"]}
 
 
 def test_the_file_has_every_setting():
@@ -214,6 +297,9 @@ def test_a_race_is_a_sweep_over_presets(flowers, capsys, monkeypatch):
     assert len(plan.experiments) == plan.options.trials == 3
     assert (plan.options.searcher, plan.options.scheduler, plan.options.finals) == ("grid", "asha", 0)
     assert plan.experiment.task.file == "flowers.csv"
+    assert main(["recommend", *flowers, "--try", "2", "--seeds", "3", "--rule", "last", "--finals", "1"]) == 0
+    plan, _ = commands._planned(*commands._split(asked[1]))
+    assert (plan.options.seeds, plan.options.rule, plan.options.finals) == (3, "last", 1)  # as they were given
 
 
 @pytest.mark.parametrize(
@@ -224,6 +310,10 @@ def test_a_race_is_a_sweep_over_presets(flowers, capsys, monkeypatch):
         (["flowers.csv", *TABLE, "--try", "1"], "--try 1: how many methods to train against each other, at least 2"),
         (["flowers.csv", *TABLE, "--try", "all"], "--try"),
         (["flowers.csv", *TABLE, "--tasks.clients", "3"], "no option --tasks.clients"),
+        (
+            ["flowers.csv", *TABLE, "--method.name", "fedpu"],
+            "recommend compares methods: leave out options of [method]",
+        ),
     ],
 )
 def test_bad_calls_are_one_line(flowers, capsys, words, message):
