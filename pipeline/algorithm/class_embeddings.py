@@ -152,7 +152,7 @@ class OneClass(Method[RowsState, RowUpdate]):
     def __post_init__(self) -> None:
         if not 0 < self.margin <= 1:
             raise ValueError(f"method.margin = {self.margin}: must be in (0, 1]")
-        if self.class_embedding_lr < 0 or not self.server_lr > 0 or not self.server_eps > 0:
+        if not self.class_embedding_lr >= 0 or not self.server_lr > 0 or not self.server_eps > 0:
             raise ValueError("method: class_embedding_lr must be at least 0, server_lr and server_eps above 0")
         for name in ("server_lr_decay", "class_embedding_lr_decay"):
             if not 0 < getattr(self, name) <= 1:
@@ -287,11 +287,11 @@ class Spreadout(OneClass):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lambda_ < 0 or not self.eta_s > 0:
+        if not (self.lambda_ >= 0 and self.eta_s > 0):
             raise ValueError("method: lambda_ must be at least 0, eta_s above 0")
         if self.neighbours < 1 or not 0 < self.nu <= 2:
             raise ValueError("method: neighbours must be at least 1, nu in (0, 2]")
-        if self.spread_steps < 1 or self.spread_cap < 0:
+        if self.spread_steps < 1 or not self.spread_cap >= 0:
             raise ValueError("method: spread_steps must be at least 1, spread_cap at least 0")
 
     def pair_weights(self, index_CK: Tensor, cooccurrence: LabelCooccurrence) -> Tensor:

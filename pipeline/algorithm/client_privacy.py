@@ -71,8 +71,7 @@ class ClientPrivacy:
             from dp_accounting import pld, rdp
         except ImportError as error:
             raise InputError(
-                f"epsilon needs Python package dp-accounting ({error}): pip install 'anchorfl[dp]', or"
-                " federation.dp_noise = 0"
+                f"epsilon needs Python package dp-accounting ({error}): pip install 'anchorfl[dp]', or dp_noise = 0"
             ) from error
         relation = dp_accounting.NeighboringRelation
         if not self.poisson:

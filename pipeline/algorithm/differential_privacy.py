@@ -106,7 +106,7 @@ def spent_epsilon(noise: float, rounds: int, delta: float) -> float:
         from dp_accounting import gaussian_mechanism
     except ImportError as error:
         raise InputError(
-            f"epsilon needs Python package dp-accounting ({error}): pip install 'anchorfl[dp]', or method.dp_noise = 0"
+            f"epsilon needs Python package dp-accounting ({error}): pip install 'anchorfl[dp]', or dp_noise = 0"
         ) from error
     with np.errstate(divide="ignore"):  # dp-accounting 0.6.0: log of 0 in its search where noise is very large
         return float(gaussian_mechanism.get_epsilon_gaussian(noise / math.sqrt(rounds), delta))

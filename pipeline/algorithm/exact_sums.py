@@ -112,6 +112,17 @@ class Grid:
         return 1.5 * 2.0 ** (math.ceil(math.log2(max(weight, 1.0) * bound)) + 1)
 
 
+def beyond(contribution: Contribution, grid: Grid) -> str:
+    """Return the first tensor of a contribution that exceeds its bound, in words; '' for none."""
+    for name, term in contribution.terms.items():
+        for tensor, value in term.values.items():
+            if value.is_floating_point() and value.numel():
+                largest, bound = float(value.abs().max()), grid.bound(name, tensor)
+                if not largest <= bound:
+                    return f"{tensor!r} has values up to {largest:.3g}, and there is room for {bound:g}"
+    return ""
+
+
 def default_bound() -> float:
     """Return the bound of a tensor that the server has none like, or a smaller one."""
     return 2.0 ** (SMALLEST + HEADROOM)

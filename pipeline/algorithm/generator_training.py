@@ -276,6 +276,14 @@ class GeneratorMethod(Method[S, U]):
         assert isinstance(state, GeneratorState)
         return replace(state, version=torch.ones_like(state.version)), self.generator_every
 
+    def notice(self, rounds: int) -> str:
+        if not self.generates or self.generator_every < rounds:
+            return super().notice(rounds)
+        return (
+            f"the generator makes no image in {rounds} rounds: it is first trained after method.generator_every ="
+            f" {self.generator_every}"
+        )
+
     def after_round(self, state: S, means: Means, ctx: ServerContext) -> S:
         """Return the state with what clients have seen, and in its rounds with a generator that was trained anew,
         against ``state.weights``; as it is where it has no generator.

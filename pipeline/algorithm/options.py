@@ -65,7 +65,7 @@ class OptimizerOptions:
             raise ValueError(f"optimizer.crop = {self.crop}: must be at least 0 pixels")
         if self.name == "adam" and self.momentum:
             raise ValueError("optimizer.momentum is SGD's: set it to 0, or optimizer.name to 'sgd'")
-        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
+        if not (0 <= self.momentum < 1 and self.weight_decay >= 0):
             raise ValueError("optimizer: momentum must be in [0, 1) and weight_decay at least 0")
 
     @property

@@ -65,6 +65,15 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: out[name] for name in values}
 
 
+def tied_weights(model: nn.Module) -> dict[str, str]:
+    """Return the names in the state dict of what the model has under another name, too -> the first of its names, which
+    is that of ``named_parameters``.
+    """
+    first = dict[int, str]()
+    names = {name: first.setdefault(id(value), name) for name, value in model.state_dict(keep_vars=True).items()}
+    return {name: other for name, other in names.items() if name != other}
+
+
 def load_sent(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy weights into the model's own storage; parameters that were not sent become NaN, so that whoever uses one
     shows it. ValueError where a weight is not the model's.

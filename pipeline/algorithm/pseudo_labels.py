@@ -40,7 +40,7 @@ class Thresholds:
             )
         if self.q2 > self.q1:
             raise ValueError(f"method.q2 = {self.q2} exceeds method.q1 = {self.q1}: a sample could be both; lower q2")
-        if self.alpha < 0:
+        if not self.alpha >= 0:
             raise ValueError(f"method.alpha = {self.alpha}: must be at least 0")
 
 

@@ -7,6 +7,7 @@ docs/why-by-hand.md.
 from __future__ import annotations
 
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -99,6 +100,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         value, hint = value if isinstance(value, str) else json_text(value), str
     if isinstance(value, str) and has_controls(value):
         raise InputError(f"{where} = {value!r}: holds control characters or a line end; leave them out")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{where} = {value}: must be a finite number")
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     raise InputError(f"{where} = {value!r}: must be {getattr(hint, '__name__', hint)}, not {type(value).__name__}")

@@ -48,9 +48,9 @@ class FedALCFixed(OneClass):
         super().__post_init__()
         if self.class_embedding_lr:
             raise ValueError("method.class_embedding_lr: fedalc-fixed does not move rows; use fedalc")
-        if self.alpha < 0 or self.beta < 0 or not 0 < self.nu <= 2:
+        if not (self.alpha >= 0 and self.beta >= 0 and 0 < self.nu <= 2):
             raise ValueError("method: alpha and beta must be at least 0, nu in (0, 2]")
-        if self.steps < 0 or not self.lr > 0 or self.tolerance < 0:
+        if self.steps < 0 or not (self.lr > 0 and self.tolerance >= 0):
             raise ValueError("method: steps and tolerance must be at least 0, lr above 0")
 
     def notice(self, rounds: int) -> str:

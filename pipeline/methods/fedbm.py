@@ -129,7 +129,7 @@ class FedBM(GeneratorMethod[BMState, Update]):
         if bad := next((n for n in ("tau", "generator_lr") if not getattr(self, n) > 0), ""):
             raise ValueError(f"method.{bad} = {getattr(self, bad)}: must be above 0")
         if (
-            min(self.lambda_div, self.lambda_dis) < 0
+            not (self.lambda_div >= 0 and self.lambda_dis >= 0)
             or min(self.synthetic_per_batch, self.generator_every, self.generator_steps) < 1
         ):
             raise ValueError(

@@ -35,7 +35,7 @@ class GuidedTrainer(AveragingTrainer):
 
     def __init__(self, ctx: ClientContext[ServerState], method: FedLGT) -> None:
         super().__init__(ctx)
-        self.shown = method.shown
+        self.most = method.most_shown(ctx.data.y_NC.shape[1])
         z_ND, head = ctx.infer(self.model, ctx.data), self.model.head.eval()  # as the encoder there, without dropout
         with torch.no_grad():
             probability_NC = head(z_ND).sigmoid()
@@ -52,8 +52,7 @@ class GuidedTrainer(AveragingTrainer):
         them none that is not known, and none of which the model that was sent is unsure.
         """
         rows, classes = batch.y_BC.shape
-        most = int(self.shown * classes)
-        count_B1 = torch.randint(most + 1, (rows, 1), generator=self.ctx.rng)
+        count_B1 = torch.randint(self.most + 1, (rows, 1), generator=self.ctx.rng)
         place_BC = torch.rand(rows, classes, generator=self.ctx.rng).argsort(-1).argsort(-1)
         shown_BC = (place_BC < count_B1).to(batch.y_BC.device) & (batch.known_BC != 0)
         shown_BC = shown_BC & ~self.unsure_NC[batch.index_B]
@@ -83,6 +82,10 @@ class FedLGT(Averaging):
             raise ValueError(
                 f"method.shown = {self.shown} must be in [0, 1], method.margin = {self.margin} in [0, 0.5]"
             )
+
+    def most_shown(self, classes: int) -> int:
+        """Return how many labels of a row are shown at most."""
+        return int(self.shown * classes + 1e-9)  # 0.29 of 100 are 29
 
     @property
     def head(self) -> HeadSpec:

@@ -119,7 +119,7 @@ def new_tags(z_ND: Tensor, state: TagState, open_NC: Tensor, positive_share: flo
     for side_NC, share, tag in ((s_NC < 0, positive_share, 1), (s_NC >= 0, negative_share, -1)):
         among_NC = open_NC & side_NC
         rank_NC = s_NC.mul(tag).masked_fill(~among_NC, torch.inf).argsort(dim=0, stable=True).argsort(dim=0)
-        count_C = (among_NC.sum(0).double() * share).floor()
+        count_C = (among_NC.sum(0).double() * share + 1e-9).floor()  # 0.29 of 100 are 29
         tags_NC += tag * (among_NC & (rank_NC < count_C)).to(torch.int8)
     return tags_NC
 
@@ -189,4 +189,9 @@ class FedMLP(Method[TagState, TagUpdate]):
         return TagState(means["weights"], rows_PD, held_P)
 
     def peak_state(self, state: TagState, rounds: int) -> tuple[TagState, int]:
-        return state, self.warm_up + 1
+        return state, min(self.warm_up + 1, rounds)
+
+    def notice(self, rounds: int) -> str:
+        if rounds > self.warm_up:
+            return super().notice(rounds)
+        return f"no prototype tags a row in {rounds} rounds: the first do after method.warm_up = {self.warm_up} rounds"

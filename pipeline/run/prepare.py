@@ -103,6 +103,13 @@ def _check_network(run_spec: RunSpec, model: Classifier) -> None:
             f"{where}: federation.dp_noise and secure_aggregation are not for whole numbers such as BatchNorm's"
             f" counters ({counters[0]}): choose another network"
         )
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = [name for name, value in model.state_dict().items() if name not in parameters]
+    if buffers and federation.dp_noise:
+        raise ValueError(
+            f"{where}: federation.dp_noise adds noise to all that travels, and {buffers[0]} is no parameter: register"
+            " it with persistent=False, so that it does not travel"
+        )
     for part in others:
         encoder_spec = EncoderSpec(spec.kind, spec.shape, len(spec.vocabulary), options.width, options.dropout)
         check(part, encoder_spec, where)

@@ -138,10 +138,14 @@ class ClientRunner:
             if isinstance(result, PreparedDataError):
                 raise result
             if isinstance(result, torch.OutOfMemoryError):  # the next attempt has all the room that there is
-                self.rows.clear()
-                if self.device.type == "cuda":
-                    torch.cuda.empty_cache()
+                self._free()
             yield call, result
+
+    def _free(self) -> None:
+        """Give back what is kept for speed alone."""
+        self.rows.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _fit(self, round_: int, call: FitCall, lane: int) -> Generator[None, None, FitResult[Any]]:
         began = time.perf_counter()
@@ -182,39 +186,59 @@ class ClientRunner:
         secure: SecureRound | None = None,
     ) -> Iterator[tuple[int, FitResult[Any] | Exception]]:
         """Train the clients that have a message, be it empty, as stacks of at most ``size``; yield each one's result,
-        or what went wrong with it. As ``fit``, up to rounding.
+        or what went wrong with it. As ``fit``, up to rounding. A stack that runs out of memory is halved.
         """
-        members, broadcast = list[Member](), messages.to(broadcast, self.device)
-        for client, message in client_messages.items():
-            memory = messages.to(memories.get(client) or self.first_memory, self.device)
-            try:
-                card, rows = self._client(client)
-                sent = messages.to(message, self.device)
-                fitting = begin_fit(self.training, self.model, card, rows, broadcast, memory, round_, sent)
-                members.append(Member(fitting, fitting.trainer.data(), weights_of(self.model)))
-            except PreparedDataError:
-                raise
-            except Exception as error:  # costs this client alone
-                yield client, error
-                continue
-            check_trainer(fitting.trainer)
-        for group in groups_of(members, size):
-            numbers = [member.fitting.trainer.ctx.card.client for member in group]
-            try:
-                stack = Stack(self.training, self.workspace, group)
-                stack.train()
-            except InputError:
-                raise
-            except Exception as error:  # costs the stack's clients
-                yield from ((client, error) for client in numbers)
-                continue
-            for k, client in enumerate(numbers):
+        broadcast = messages.to(broadcast, self.device)
+        waiting = deque[tuple[list[int], int]]([([*client_messages], size)])
+        while waiting:
+            clients, size = waiting.popleft()
+            members = list[Member]()
+            for client in clients:
+                memory = messages.to(memories.get(client) or self.first_memory, self.device)
                 try:
-                    result = self._sent(stack.result(k), client, round_, broadcast, secure)
+                    card, rows = self._client(client)
+                    sent = messages.to(client_messages[client], self.device)
+                    fitting = begin_fit(self.training, self.model, card, rows, broadcast, memory, round_, sent)
+                    members.append(Member(fitting, fitting.trainer.data(), weights_of(self.model)))
+                except PreparedDataError:
+                    raise
                 except Exception as error:  # costs this client alone
                     yield client, error
                     continue
-                yield client, result
+                check_trainer(fitting.trainer)
+            for group in groups_of(members, size):
+                try:
+                    yield from self._fit_stack(round_, broadcast, group, secure)
+                except torch.OutOfMemoryError as error:
+                    numbers = [member.fitting.trainer.ctx.card.client for member in group]
+                    if len(numbers) > 1:  # once the others are done
+                        waiting.append((numbers, (len(numbers) + 1) // 2))
+                    else:
+                        yield numbers[0], error
+            if waiting:
+                members.clear()
+                self._free()
+
+    def _fit_stack(
+        self, round_: int, broadcast: ServerState, group: Sequence[Member], secure: SecureRound | None
+    ) -> Iterator[tuple[int, FitResult[Any] | Exception]]:
+        """Train a stack; yield each client's result, or what went wrong with it. OutOfMemoryError before the first."""
+        numbers = [member.fitting.trainer.ctx.card.client for member in group]
+        try:
+            stack = Stack(self.training, self.workspace, group)
+            stack.train()
+        except (InputError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # costs the stack's clients
+            yield from ((client, error) for client in numbers)
+            return
+        for k, client in enumerate(numbers):
+            try:
+                result = self._sent(stack.result(k), client, round_, broadcast, secure)
+            except Exception as error:  # costs this client alone
+                yield client, error
+                continue
+            yield client, result
 
     @cached_property
     def workspace(self) -> Workspace:

@@ -16,7 +16,7 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import clip_step, norm_of
 from anchorfl.pipeline.algorithm.contract import ClientResult, Method, ServerState, Update
-from anchorfl.pipeline.algorithm.exact_sums import ExactSums, Grid, Steps, message_of_steps, steps_of
+from anchorfl.pipeline.algorithm.exact_sums import ExactSums, Grid, Steps, beyond, message_of_steps, steps_of
 from anchorfl.pipeline.algorithm.secure_aggregation import (
     KEYS_BYTES,
     SEALED_BYTES,
@@ -103,7 +103,10 @@ class Masking:
         largest = {name: float(weight_I) for name, weight_I in self.method.largest_weights(rows_I).items()}
         fits = norm_of(update.weights) <= secure.grid.largest_norm
         if not fits or not ExactSums().fits(contribution, secure.grid, largest):
-            raise UpdateError("its values are too large to be summed as whole numbers")
+            raise UpdateError(
+                "its values are too large to be summed under masks"
+                f" ({beyond(contribution, secure.grid) or 'its norm is out of scale'}; federation.secure_aggregation)"
+            )
         steps = steps_of(contribution, secure.grid)
         participant = Participant(card.client, round_, self.secret)
         values_P = participant.masked(secure.keys, _joined(steps))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from anchorfl.pipeline.algorithm.aggregation import LARGEST_RATIO, mean_of, norm
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.exact_sums import Grid, bounds_of
 from anchorfl.pipeline.algorithm.label_collection import run_key
+from anchorfl.pipeline.algorithm.parameters import tied_weights
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.algorithm.update_filters import filters_of
 from anchorfl.pipeline.training.client import CPU
@@ -72,6 +73,7 @@ class Server:
         self.objective = objective
         self.cards = data.cards()
         self.model = run_spec.model()
+        self.tied = tied_weights(self.model)
         texts = run_spec.texts()
         self.texts = None if texts is None else texts.to(device)
         self.scorer = self.model if device == CPU else run_spec.model().to(device)
@@ -89,7 +91,7 @@ class Server:
 
     def broadcast(self, round_: int) -> ServerState:
         """Return the message to all selected clients of this round."""
-        state: ServerState = self.method.broadcast(self.state, self._context(round_))
+        state: ServerState = self._with_ties(self.method.broadcast(self.state, self._context(round_)))
         self._sent = round_, state  # what the updates of the round are held against
         if self._round is not None and round_ == self._round.number:
             self._round = None  # it begins anew
@@ -104,7 +106,7 @@ class Server:
         batched_round = self.method.batched_round()
         if batched_round is None:
             raise ValueError(f"{self.method.name} has no pooled rounds")
-        self._take(batched_round.finish_round(self.state, weights, answered_C, self._context(round_)))
+        self._take(self._with_ties(batched_round.finish_round(self.state, weights, answered_C, self._context(round_))))
 
     def grid(self, round_: int) -> Grid | None:
         """Return the grid on which workers may sum updates of this round; None where the server needs every update."""
@@ -174,6 +176,7 @@ class Server:
             gathering.begin(begun.grid)
             gathering.add_part(begun.masked.part())
         merged, counts = self._merge(begun, self._context(round_))
+        merged = self._with_ties(merged)
         if fault := messages.not_finite(merged.weights):
             if begun.masked is not None:  # it may be anybody's doing
                 begun.masked.clear()
@@ -183,6 +186,13 @@ class Server:
             if again:  # a sum does not give a client back
                 gathering.begin(begun.grid)
             raise RejectedError({largest: f"merged with its update, the largest, {fault}"}, again)
+        if fault := messages.not_finite(
+            {f.name: getattr(merged, f.name) for f in fields(merged) if f.name != "weights"}
+        ):
+            raise InputError(
+                f"round {round_}: the server's own step, not a client, left what nobody can train with: {fault}; lower"
+                " the rates and weights in [method]"
+            )
         if begun.masked is not None:
             counts["communication/key_exchange_bytes"] = float(begun.masked.exchanged_bytes)
         self._take(merged)
@@ -211,6 +221,13 @@ class Server:
         if ctx.round == ctx.rounds:
             counts["privacy/epsilon"] = self.epsilon
         return replace(merged, weights=weights), counts
+
+    def _with_ties(self, state: ServerState) -> ServerState:
+        """Return a state whose tied weights are one: a method changes them by their first name alone."""
+        if not self.tied:
+            return state
+        tied = {name: state.weights[first].clone() for name, first in self.tied.items() if first in state.weights}
+        return replace(state, weights={**state.weights, **tied})
 
     def _begin(self, round_: int) -> _Round:
         """Return the round, which begins where another one, or none, has begun."""

@@ -30,6 +30,7 @@ from anchorfl.pipeline.algorithm.generator_training import (
 )
 from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.fedbm import FROZEN, FedBM, row_loss, without_frozen
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
@@ -432,6 +433,14 @@ def test_trainings_leave_nothing_behind():
     assert alive[0]
     assert np.median(np.diff(alive)) <= 0  # what measures coverage keeps one state for good
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+def test_a_run_whose_generator_never_makes_an_image_says_so():
+    assert not FedBM(generator_every=4).notice(5)
+    line = "the generator makes no image in 5 rounds: it is first trained after method.generator_every = 5"
+    assert FedBM().notice(5) == Anchor(synthetic_per_batch=4).notice(5) == line
+    assert not FedBM(cgde=False).notice(5)
+    assert not Anchor().notice(5)
 
 
 @pytest.mark.parametrize(

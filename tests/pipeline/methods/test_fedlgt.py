@@ -119,6 +119,11 @@ def test_what_is_shown():
     assert not unknown[:, data.known_NC == 0].any()
 
 
+@pytest.mark.parametrize(("shown", "classes", "most"), [(0.29, 100, 29), (0.75, 4, 3), (0.7, 4, 2), (1.0, 7, 7)])
+def test_the_most_that_is_shown_is_rounded_down_and_loses_none_to_rounding(shown, classes, most):
+    assert FedLGT(shown=shown).most_shown(classes) == most
+
+
 def test_a_label_of_which_the_model_is_unsure_is_not_shown():
     method = FedLGT(layers=2, shown=1.0, margin=0.2)
     local, _ = compared.started(method, "multi", model=guided())

@@ -10,8 +10,10 @@ distances of the probabilities to those of the model that was sent, on what has 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -53,8 +55,8 @@ def expected_tags(z_ND, rows_PD, open_NC, positive_share, negative_share):
         s = near[0] - near[1]
         below = sorted((n for n in range(len(s)) if open_NC[n, c] and s[n] < 0), key=lambda n: s[n])
         above = sorted((n for n in range(len(s)) if open_NC[n, c] and s[n] >= 0), key=lambda n: -s[n])
-        tags[below[: int(positive_share * len(below))], c] = 1
-        tags[above[: int(negative_share * len(above))], c] = -1
+        tags[below[: math.floor(Fraction(str(positive_share)) * len(below))], c] = 1
+        tags[above[: math.floor(Fraction(str(negative_share)) * len(above))], c] = -1
     return tags
 
 
@@ -168,6 +170,23 @@ def test_the_exact_tensors_on_the_wire():
         got = compared.fitted(method, "multi", state=full, round_=round_)
         assert list(compared.shapes(got.update).items()) == weights + up
         assert got.memory["tags"].shape == (N, C)
+
+
+def test_a_share_of_whole_rows_loses_none_to_rounding():
+    """0.29 * 100 is 28.999999999999996."""
+    z_ND = torch.ones(100, D).double()
+    state = with_prototypes({})
+    state = replace(state, rows_PD=torch.cat([-torch.ones(C, D), torch.ones(C, D)]).double())
+    tags_NC = new_tags(z_ND, state, torch.ones(100, C, dtype=torch.bool), 0.29, 0.0)
+    assert (tags_NC == 1).sum(0).tolist() == [29] * C
+
+
+def test_a_run_without_tags_says_so():
+    assert not FedMLP(warm_up=9).notice(10)
+    assert "no prototype tags a row in 10 rounds: the first do after method.warm_up = 10" in FedMLP().notice(10)
+    state = with_prototypes({})
+    assert FedMLP(warm_up=10).peak_state(state, 10)[1] == 10
+    assert FedMLP(warm_up=10).peak_state(state, 99)[1] == 11
 
 
 def test_tags_of_no_rows():

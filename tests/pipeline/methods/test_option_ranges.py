@@ -10,7 +10,10 @@ from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm.aggregation import Aggregator
 from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.tasks.errors import InputError
+from anchorfl.testing import small_experiment
 
 ABOVE = 1e-9
 """The least number that a range above 0 is tried with."""
@@ -88,6 +91,28 @@ def test_the_ends_of_a_range_are_taken_and_no_more(of, option):
     for value in refused:
         with pytest.raises(ValueError, match=option.removeprefix("num_")):
             make(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("of", "option"),
+    [
+        (of, option)
+        for of, options in RANGES.items()
+        for option, (_, refused) in options.items()
+        if isinstance(refused[0], float)
+    ],
+)
+def test_no_range_has_what_is_no_number(of, option):
+    """Nor is infinity an option of any run, though from Python it is at the end of some ranges."""
+    with pytest.raises(ValueError, match=option.removeprefix("num_")):
+        (METHODS[of] if isinstance(of, str) else of)(**{option: math.nan})
+    sections = {OptimizerOptions: "optimizer", Aggregator: "federation.aggregator", FederationOptions: "federation",
+                ModelOptions: "model"}  # fmt: skip
+    if of is not Aggregator:  # whose options have other names in a run
+        name, section = (of, "method") if isinstance(of, str) else ("fedavg", sections[of])
+        for value in (math.inf, -math.inf, math.nan):
+            with pytest.raises(InputError, match=rf"{section}.{option} = -?(inf|nan): must be a finite number"):
+                with_options(small_experiment(name), {f"{section}.{option}": value})
 
 
 def test_momentum_is_below_one_and_for_sgd():

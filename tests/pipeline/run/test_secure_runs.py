@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Update
@@ -17,16 +18,19 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.forked_executor import ForkedExecutor
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import QuorumError, RejectedError
 from anchorfl.pipeline.training.secure_round import MaskedUpdate
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError
+from anchorfl.testing import small_experiment
 from tests.conftest import SMALL
 from tests.faulty import Faulty
 from tests.runs import nobody, quiet, recorded
 
+WHOLE = {"skip_zero_rows": False, "microbatch_tokens": 0, "batch_size": 64}
 REFUSED = {"fedalc", "fedavg-positive", "fedaws"}
 """Methods whose clients send a row of the head as it is."""
 
@@ -48,6 +52,25 @@ def test_every_method_has_the_bits_of_the_run_without_masks(experiment, finished
         more = 2 if method in ("fedalign", "fedproto", "fedtsp") else 1
         assert masked_up <= more * 2 * up + 3 * 200, "twice the values, and a weight of eight bytes or a few"
         assert bool(keys) == bool(up)
+
+
+class Large(nn.Module):
+    """Tokens, with representations far from zero."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.words = nn.Embedding(spec.vocabulary, spec.width)
+
+    def forward(self, x):
+        return 100 + self.words(x).mean(1)
+
+
+def test_first_prototypes_without_room_are_named(tmp_path):
+    """They start from zero, so that the server knows nothing of their size; without masks they would be kept whole."""
+    e = small_experiment("fedproto", model={"network": f"{__name__}:Large"}, optimizer=WHOLE)
+    assert run(e, tmp_path / "plain", quiet)
+    with pytest.raises(QuorumError, match=r"under masks \('.*' has values up to 10\d, and there is room for 4; fed"):
+        run(secure(e), tmp_path / "masked", quiet)
 
 
 def test_forked_workers_give_the_same_bits(experiment, finished_run):

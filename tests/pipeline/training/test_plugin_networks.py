@@ -17,8 +17,11 @@ from anchorfl.models.encoders.plug_in import PlugIn
 from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.methods import find_method
+from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.mlmodel import _load_pyfunc
 from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.tasks.errors import InputError
 from anchorfl.testing import check_network, small_experiment
@@ -45,6 +48,36 @@ class Words(nn.Module):
         z = (self.words(x) * there).sum(1) / there.sum(1).clamp(min=1)
         z = self.drop(self.middle(z).relu())
         return self.again(nn.functional.dropout(z, self.p, self.training))
+
+
+class Once(Words):
+    """The same, whose tied weight has one name."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__(spec)
+        self.bias = nn.Parameter(self.again.bias.detach())
+        del self.again
+        self.again = lambda z: nn.functional.linear(z, self.middle.weight, self.bias)
+
+
+class Shifted(nn.Module):
+    """Images, less a mean that travels or stays."""
+
+    def __init__(self, spec: EncoderSpec, travels: bool) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((1,), 0.5), persistent=travels)
+        self.linear = nn.Linear(spec.shape[0] * spec.shape[1] * spec.shape[2], spec.width)
+
+    def forward(self, x):
+        return self.linear((x - self.mean).flatten(1))
+
+
+def with_mean(spec):
+    return Shifted(spec, True)
+
+
+def with_mean_that_stays(spec):
+    return Shifted(spec, False)
 
 
 class Pixels(nn.Module):
@@ -118,6 +151,43 @@ def test_a_tied_weight_stays_one(tmp_path):
     net = load_model(result.folder / "model").model.encoder.net
     assert net.again.weight is net.middle.weight
     assert not torch.equal(net.again.bias, net.middle.bias)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedavg", {}),
+        ("scaffold", {"method": {"server_lr": 0.5}, "optimizer": {"name": "sgd", "lr": 0.1}}),
+        ("feddyn", {}),
+        ("anchor", {}),
+        ("fedaws", {"method": {"server": "adam"}}),
+    ],
+)
+def test_two_names_of_a_weight_change_no_bit(tmp_path, method, options):
+    """Servers that step by parameters know the first name alone."""
+    made, weights = find_method(method)(**options.pop("method", {})), []
+    for network in ("Words", "Once"):
+        e = small_experiment(made, model={"network": f"{HERE}:{network}", "width": 16}, **options)
+        weights.append(load_model(run(e, tmp_path / network, quiet).folder / "model").model.state_dict())
+    tied, once = weights
+    assert torch.equal(tied["encoder.net.again.weight"], tied["encoder.net.middle.weight"])
+    assert tied.keys() - once.keys() == {"encoder.net.again.weight", "encoder.net.again.bias"}
+    assert all(torch.equal(tied[name], value) for name, value in once.items() if name in tied)
+    assert torch.equal(tied["encoder.net.again.bias"], once["encoder.net.bias"])
+
+
+def test_noise_is_not_for_buffers_that_travel():
+    private = {"clip_norm": 1.0, "dp_noise": 1.0, "clients_per_round": 0}
+    for network, travels in (("with_mean", True), ("with_mean_that_stays", False)):
+        e = small_experiment(FedAvg(weighting="uniform"), "toy-multi", model={"network": f"{HERE}:{network}"},
+                             federation=private, optimizer=WHOLE)  # fmt: skip
+        if travels:
+            with pytest.raises(
+                InputError, match=r"encoder\.net\.mean is no parameter: register it with persistent=False"
+            ):
+                make_run_spec(e, quiet)
+        else:
+            make_run_spec(e, quiet)
 
 
 def test_a_weight_file_is_where_it_starts(tmp_path):

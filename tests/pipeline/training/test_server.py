@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.methods import scaffold
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training import evaluation
 from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest import prepared
-from tests.runs import quiet
+from tests.runs import nobody, quiet
 
 
 def test_the_gate_goes_by_the_validation_split_and_never_by_the_test_split(experiment):
@@ -52,6 +56,20 @@ def test_a_run_reads_its_manifest_once(experiment, tmp_path, monkeypatch):
     run(replace(experiment("fedavg", "toy-single"), output=str(tmp_path / "run")), tmp_path / "run", quiet)
     assert len(set(reads)) == 1
     assert len(reads) <= 2  # the ingest's own, which has just written it, and one for all others
+
+
+def test_a_state_that_the_servers_own_step_broke_ends_the_run_in_the_round_that_broke_it(experiment, monkeypatch):
+    """No client is blamed, and no checkpoint has it: the weights alone would be fine."""
+    real = scaffold.control_after
+
+    def broken(*arguments):
+        return {name: torch.full_like(value, torch.inf) for name, value in real(*arguments).items()}
+
+    monkeypatch.setattr(scaffold, "control_after", broken)
+    executor = SerialExecutor(make_run_spec(experiment("scaffold"), quiet))
+    with pytest.raises(InputError, match=r"round 1: the server's own step, not a client, .* 'control/.* non-finite"):
+        executor.round(1, [0, 1, 2], nobody)
+    assert not messages.not_finite(executor.snapshot())
 
 
 @pytest.mark.parametrize(("selection", "most"), [("fixed", 10), ("poisson", 20)])

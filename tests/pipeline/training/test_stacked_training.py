@@ -165,6 +165,31 @@ def test_an_error_in_the_steps_of_a_stack_is_each_clients(experiment, monkeypatc
         executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
 
 
+@pytest.mark.parametrize("most", [2, 1, 0])
+def test_a_stack_that_runs_out_of_memory_is_halved(experiment, monkeypatch, most):
+    """Down to one client; what it then has no memory for is that client's fault."""
+    e, train, sizes = experiment("fedavg", optimizer=SGD, federation={"stack": 3}), Stack.train, list[int]()
+
+    def short(self):
+        sizes.append(len(self.members))
+        if len(self.members) > most:
+            raise torch.OutOfMemoryError("no more")
+        train(self)
+
+    monkeypatch.setattr(Stack, "train", short)
+    if not most:
+        with pytest.raises(QuorumError, match=r"client 0: .*no more"):
+            executed(e)
+        return
+    executor, outcomes = executed(e)
+    assert not any(o.failed or o.retried for o in outcomes)
+    halved = {2: [3, 2, 1], 1: [3, 2, 1, 1, 1]}[most]
+    assert sizes == halved * 2  # rounds
+    monkeypatch.undo()
+    for name, value in executed(e)[0].snapshot().items():
+        torch.testing.assert_close(executor.snapshot()[name], value, rtol=1e-4, atol=1e-5)
+
+
 def test_the_stack_of_a_network_that_pays(experiment):
     small = images(experiment, "fedavg")
     small = replace(small, federation=replace(small.federation, stack=0))
