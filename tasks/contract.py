@@ -56,6 +56,8 @@ class Columns:
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Each text column among several inputs -> its words that have a feature, 1 where the word stands, else 0. A
     column of numbers is one feature."""
+    dropped: tuple[int, ...] = ()
+    """Places in ``values`` of the classes that had too few rows to be the model's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     belong("federation.aggregation trimmed_mean", trims, "federation", "trim_fraction")
     belong("federation.aggregation krum", krum, "federation", "krum_num_malicious", "krum_num_selected")
     belong("federation.dp_noise", bool(federation.dp_noise), "federation", "dp_delta")
+    belong("federation.batched_clients", federation.batched_clients, "federation", "batch_rows")
+    belong("federation.client_fraction 0", not federation.client_fraction, "federation", "clients_per_round")
     belong("federation.steps 0", not federation.steps, "federation", "epochs")
     network = experiment.model.network
     attends = network == "auto" or head.kind == "guided"

@@ -23,12 +23,11 @@ from anchorfl.pipeline.storage.run_record import check_same_data
 from anchorfl.pipeline.storage.saved_model import NO_MODEL
 from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.client import ClientRunner
-from anchorfl.pipeline.training.errors import UpdateError
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.contract import ClientData
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tasks.ingest.prepared import Prepared
 
 
@@ -107,7 +106,9 @@ class Analysis:
         server = self.at(round_)
         try:
             self.runner.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.client_message(client))
-        except UpdateError as error:  # the run went on without it
+        except (InputError, PreparedDataError):
+            raise
+        except Exception as error:  # the run went on without it
             raise InputError(
                 f"client {client} cannot be compared in round {round_ + 1} ({error}): name others with --clients"
             ) from error

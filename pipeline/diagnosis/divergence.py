@@ -98,8 +98,11 @@ def contrasts(ids: Sequence[Ints], sizes: Sequence[int], pairs: int, rng: np.ran
         room_M = np.array([len(free) for free in free_M])
         size = min(size, int(room_M.sum()))
         take_M = largest_remainder(share_M * size, size, room_M)
-        pool = np.concatenate([free[:take] for free, take in zip(free_M, take_M, strict=True)])
-        planned.append(Contrast("pooled", i, -1, index_M[i][:size], pool))
+        parts = [free[:take] for free, take in zip(free_M, take_M, strict=True)]
+        pool = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        _, first = np.unique(np.concatenate(ids)[pool], return_index=True)
+        pool = pool[np.sort(first)]  # with a client for each class, a row may be with several
+        planned.append(Contrast("pooled", i, -1, index_M[i][: len(pool)], pool))
     return [c for c in planned if len(c.a_R) >= LEAST]
 
 

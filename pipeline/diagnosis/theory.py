@@ -180,6 +180,8 @@ def _distances(
     found = []
     for kind, parts in (("labeled", [labeled]), ("pseudo", [pseudo]), ("both", [labeled, pseudo])):
         every = np.concatenate(parts)
+        _, first = np.unique(every, return_index=True)
+        every = every[np.sort(first)]  # with several labels a row may be of both kinds
         if len(every) < LEAST or (kind == "both" and not len(pseudo)):
             found.append(float("nan"))
             continue
@@ -198,7 +200,10 @@ def _pool(ids: Sequence[Ints], without: Ints, size: int, rng: np.random.Generato
     """Return (client, place) of rows drawn from all clients together, of which none has one of these ids."""
     owner_R = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
     place_R = np.concatenate([np.arange(len(part)) for part in ids])
-    free_R = np.flatnonzero(~np.isin(np.concatenate(ids), without))
+    id_R = np.concatenate(ids)
+    is_first_R = np.zeros(len(id_R), dtype=np.bool_)
+    is_first_R[np.unique(id_R, return_index=True)[1]] = True  # with a client for each class, a row may be with several
+    free_R = np.flatnonzero(~np.isin(id_R, without) & is_first_R)
     if not len(free_R):  # it has every row
         return []
     chosen = rng.choice(free_R, size=min(size, len(free_R)), replace=False)
@@ -214,7 +219,10 @@ def _lambda_bounds(
     of the representation that half of the sampled rows of all clients have trained with their true labels.
     """
     sample = [numpy_rng(analysis.seed, "diagnosis", "lambda", m).permutation(len(i))[:cap] for m, i in enumerate(ids)]
-    halves = [(part[::2], part[1::2]) for part in sample]
+    trained = np.concatenate([i[part[::2]] for i, part in zip(ids, sample, strict=True)])
+    # with a client for each class, a row may be with several: what one has trained with is held out nowhere
+    held = [part[1::2][~np.isin(i[part[1::2]], trained)] for i, part in zip(ids, sample, strict=True)]
+    halves = [(part[::2], rest) for part, rest in zip(sample, held, strict=True)]
     z_RD = np.concatenate([z_ND[half] for z_ND, (half, _) in zip(z_MND, halves, strict=True)])
     y_RC, given_RC = truth.of(np.concatenate([i[half] for i, (half, _) in zip(ids, halves, strict=True)]))
     single = analysis.prepared.manifest.kind == "single"

@@ -117,7 +117,7 @@ class ActorPool:
             if member.opened.pop(run, None) is not None:
                 member.actor.release_run.remote(run)
         self.server.release_run.remote(run)
-        self.run_specs.pop(run)
+        self.run_specs.pop(run, None)  # an attempt to begin anew may have failed after this
 
     def close(self) -> None:
         """End all actors."""

@@ -297,7 +297,7 @@ class ForkedExecutor(InProcess):
                         self._end(call.slot)
                         self._fail(call, cohort, *reply)
                 for connection, call in list(running.items()):
-                    if time.monotonic() >= call.until:
+                    if time.monotonic() >= call.until and not connection.poll():  # it may have answered meanwhile
                         del running[connection]
                         self._end(call.slot)
                         reason = f"no answer within {self.federation.deadline:g} s"
@@ -343,7 +343,7 @@ class ForkedExecutor(InProcess):
     def _initial_messages(self) -> list[Any]:
         if not self.run_spec.experiment.method.sends_initial_message:
             return []
-        cohort = Cohort(range(self.clients), (), 0, 1.0)
+        cohort = Cohort(range(self.clients), (), self.federation.retries, 1.0)
         each = {
             call.clients[0]: messages.unpack(worker.out.get(placed))
             for call, worker, placed in self._replies(

@@ -84,10 +84,10 @@ class RayExecutor:
         return Dispatch(self.layout.actors, self.layout.concurrent, self.rows, several, sums, pinned)
 
     def _open(self) -> None:
+        self.memories: dict[int, Any] = {}  # first: what a run that began anew had takes the room of its next
         self.run, self._opened = self.actor_pool.open(self.run_spec)
         self._is_open = False
         self.server = self.actor_pool.server
-        self.memories: dict[int, Any] = {}
 
     def start_next_round(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
         if self.at_clients:  # they are about to score their models

@@ -56,6 +56,7 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
 def check_options(experiment: Experiment, data: Prepared) -> None:
     """Raise InputError where options do not go with each other or with the data, before anything is made of them."""
     check_method(experiment.method, experiment.task, data.manifest.kind)
+    _check_heads(experiment, data)
     _check_privacy(experiment)
     _check_secure(experiment)
     _check_aggregation(experiment)
@@ -78,6 +79,17 @@ def check_options(experiment: Experiment, data: Prepared) -> None:
         raise InputError(
             f"optimizer.crop and flip are for images, and {data.manifest.task!r} has inputs of kind"
             f" {data.manifest.spec.kind!r}: set them to 0 and 'none'"
+        )
+
+
+def _check_heads(experiment: Experiment, data: Prepared) -> None:
+    """Raise InputError where a layer of attention cannot be cut into its heads."""
+    model, attends = experiment.model, data.manifest.spec.kind in ("tokens", "series")
+    if model.width % model.heads and ((attends and model.network == "auto") or experiment.method.head.kind == "guided"):
+        near = model.width // model.heads * model.heads or model.heads
+        raise InputError(
+            f"model.width = {model.width} is no multiple of model.heads = {model.heads}: set it to {near}, or"
+            f" --model.heads to a divisor"
         )
 
 

@@ -105,3 +105,16 @@ class Labels:
         order_P = np.lexsort((labels.class_P, labels.row_P))
         offset_N1, class_P = pa.array(labels.offset_N1.astype(np.int32)), pa.array(labels.class_P[order_P])
         return pa.ListArray.from_arrays(offset_N1, class_P, mask=None if null_N is None else pa.array(null_N))
+
+
+def without_classes(column: Column, kept_C: Bools) -> Column:
+    """Return a list column of classes with those that are kept, in the numbers that they then have; null as it was."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    every = column.is_null()
+    part = Labels.of_lists(column.fill_null(pa.scalar([], column.type)), len(kept_C))
+    part = part.where(kept_C[part.class_P])
+    number_P = (np.cumsum(kept_C) - 1)[part.class_P].astype(np.int32)
+    lists = Labels(number_P, part.offset_N1, int(kept_C.sum())).lists()
+    return pc.if_else(every, pa.scalar(None, lists.type), lists)

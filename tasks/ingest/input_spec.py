@@ -49,4 +49,11 @@ def check_fits(spec: InputSpec, own: InputSpec) -> InputSpec:
         raise InputError(f"{WHERE}: it is for inputs of kind {spec.kind!r}, or of other columns; give another folder")
     if spec.columns is None or own.columns is None:
         return spec
+    texts, own_texts = ({*columns.categories} for columns in (spec.columns, own.columns))
+    if odd := sorted(texts ^ own_texts):
+        there, here = ("texts", "numbers") if odd[0] in texts else ("numbers", "texts")
+        raise InputError(
+            f"{WHERE}: its column {odd[0]!r} holds {there}, and that of these data {here}; write both alike (texts that"
+            " look like numbers are texts in a Parquet file), or give another folder"
+        )
     return replace(spec, columns=replace(own.columns, categories=spec.columns.categories))

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.disclosure import known_matrix
-from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.labels import Labels, without_classes
 from anchorfl.tasks.arrays.ragged import offsets
-from anchorfl.tasks.contract import CLASS_NAMES, LabelKind, Task
+from anchorfl.tasks.contract import CLASS_NAMES, InputSpec, LabelKind, Task
 from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import raw_folder
@@ -84,7 +85,13 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
     if len(twice):
         test, train = twice[0]
         log(f"{task.name}: {len(twice)} test rows are identical to a training row (ids {test} and {train}, ...)")
-    return drop_rare_classes(table, task, options.min_positives)
+    table, task = drop_rare_classes(table, task, options.min_positives)
+    if task.kind == "single" and len(task.class_names) < 2:
+        raise InputError(
+            f"[task] min_positives = {options.min_positives}: only class {task.class_names[0]!r} of {task.name} has so"
+            " many rows, and a task needs two; lower it"
+        )
+    return table, task
 
 
 def class_names_of(task: Task, options: TaskOptions) -> tuple[str, ...]:
@@ -150,22 +157,24 @@ def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task
         raise InputError(
             f"[task] min_positives = {least}: no class of {task.name} has so many rows; the largest has {most}"
         )
-    number_C = np.cumsum(kept_C) - 1
     names = tuple(name for name, kept in zip(task.class_names, kept_C, strict=True) if kept)
     groups = {group: tuple(n for n in members if n in names) for group, members in task.groups.items()}
     groups = {group: members for group, members in groups.items() if members}
 
-    def renumbered(column: Column) -> Column:
-        every = column.is_null()
-        part = Labels.of_lists(column.fill_null(pa.scalar([], column.type)), labels.classes)
-        part = part.where(kept_C[part.class_P])
-        lists = Labels(number_C[part.class_P].astype(np.int32), part.offset_N1, len(names)).lists()
-        return pc.if_else(every, pa.scalar(None, lists.type), lists)
-
     for name in {"labels", "known"} & set(table.column_names):
-        table = table.set_column(table.column_names.index(name), name, renumbered(table[name]))
+        table = table.set_column(table.column_names.index(name), name, without_classes(table[name], kept_C))
     dropped = tuple(name for name in task.class_names if name not in names)
-    return table, replace(task, class_names=names, groups=groups, dropped=dropped)
+    places = tuple(np.flatnonzero(~kept_C).tolist())
+    fit = partial(_fit_without, task.fit, places)
+    return table, replace(task, class_names=names, groups=groups, dropped=dropped, fit=fit)
+
+
+def _fit_without(
+    fit: Callable[[Table, TaskOptions], InputSpec], dropped: tuple[int, ...], train: Table, options: TaskOptions
+) -> InputSpec:
+    """Return the spec of the input, which says which of the table's classes are not the model's."""
+    spec = fit(train, options)
+    return spec if spec.columns is None else replace(spec, columns=replace(spec.columns, dropped=dropped))
 
 
 def restrict_validation_labels(

@@ -33,6 +33,7 @@ def identified(
         rule = "k_classes"
     given_MC = given_sets(rows, task, options, seed)
     if given_MC is None and rule == "partition":
+        _check_some([bool(client.classes) for client in clients])
         return tuple(clients)
     held_MC = np.stack([rows.labels.take(np.searchsorted(rows.row_N, c.rows)).counts() > 0 for c in clients])
     if given_MC is not None:
@@ -41,9 +42,7 @@ def identified(
         known_MC = k_classes(held_MC, rows, task.class_names, options, seed)
     else:
         known_MC = held_MC if rule == "held" else np.ones_like(held_MC)
-    if not known_MC.any(1).all():
-        client = int(np.flatnonzero(~known_MC.any(1))[0])
-        raise InputError(f"client {client} would identify nothing, since it has no row with a class; use fewer clients")
+    _check_some([bool(some) for some in known_MC.any(1)])
     missing_C = np.asarray(~known_MC.any(0))
     if missing_C.any() and options.cover != "any":
         hint = ""
@@ -61,6 +60,14 @@ def identified(
         replace(client, classes=tuple(np.flatnonzero(known_C).tolist()))
         for client, known_C in zip(clients, known_MC, strict=True)
     )
+
+
+def _check_some(some_M: Sequence[bool]) -> None:
+    """Raise InputError where a client identifies nothing. some_M: whether each identifies something."""
+    if not all(some_M):
+        raise InputError(
+            f"client {some_M.index(False)} would identify nothing, since it has no row with a class; use fewer clients"
+        )
 
 
 def k_classes(held_MC: Bools, rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int) -> Bools:

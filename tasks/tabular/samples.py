@@ -196,7 +196,8 @@ def _one_hot(table: Table, columns: Columns, words: Mapping[str, Sequence[str]])
         x_N1 = x_ND[:, column : column + 1]
         if name in columns.categories:
             place = {word: i for i, word in enumerate(words[name])}
-            x_N1 = (x_N1 == np.array([place[word] for word in columns.categories[name]])).astype(np.float64)
+            features = [place.get(word, -1) for word in columns.categories[name]]  # -1: no word of these rows
+            x_N1 = (x_N1 == np.array(features)).astype(np.float64)
         parts.append(x_N1)
     at = table.column_names.index("values")
     return table.set_column(at, "values", _lists(np.concatenate(parts, axis=1)))
@@ -238,7 +239,14 @@ def _numbers(table: Table, schema: Schema, faults: Faults) -> Column:
     x_NF = np.empty((table.num_rows, len(inputs)), dtype=np.float32 if small else np.float64)
     for feature, name in enumerate(inputs):
         if name in schema.categories:
-            x_NF[:, feature] = places(table[name], schema.categories[name])
+            column = table[name]
+            if pa.types.is_integer(column.type):  # of this file alone, all words look like numbers
+                column = column.cast(pa.string())
+            elif not pa.types.is_string(column.type):
+                given_N = pc.is_null(column, nan_is_null=True).to_numpy() == 0
+                what = f"column {name!r} holds {column.type}, and is one of texts; write texts, in a Parquet file"
+                faults.add(given_N, partial(_same, what))
+            x_NF[:, feature] = places(column, schema.categories[name])
             continue
         x_NF[:, feature] = _numeric(table[name]).to_numpy()
         what = f"column {name!r} is not finite, or beyond {MAX_VALUE:.1e}; leave the cell empty or correct it"

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Bools, Column, Table
-from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.contract import InputSpec, LabelKind, Source, Task
+from anchorfl.tasks.arrays.labels import Labels, without_classes
+from anchorfl.tasks.contract import Columns, InputSpec, LabelKind, Source, Task
 from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.remote_table import table_path
@@ -206,7 +206,33 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
         nothing = pa.array([[]] * len(raw), pa.list_(pa.int32()))
         columns |= {"labels": nothing, "known": nothing}
     faults.settle(bad)
-    return PredictionSamples(pa.table(columns), bool(schema.labels) and bool(labeled.given_N.any()))
+    table = pa.table(columns)
+    if not schema.labels:
+        return PredictionSamples(table, False)
+    given_N = labeled.given_N
+    if len(spec.columns.values) != len(class_names):
+        table, given_N = _without_dropped(table, given_N, spec.columns, kind, class_names, path)
+    return PredictionSamples(table, bool(given_N.any()))
+
+
+def _without_dropped(
+    table: Table, given_N: Bools, columns: Columns, kind: LabelKind, class_names: tuple[str, ...], path: Path
+) -> tuple[Table, Bools]:
+    """Return the samples with the model's classes alone, and which have a label of these, as in training."""
+    kept_C = np.isin(np.arange(len(columns.values)), columns.dropped, invert=True)
+    if kept_C.sum() != len(class_names):
+        raise InputError(
+            f"{path}: the model is of an older version, which does not say which of its table's classes were too rare"
+            " to be its own: leave out the column of the labels, or train it again"
+        )
+    labels, known = (without_classes(table[name], kept_C) for name in ("labels", "known"))
+    if kind == "single":  # a row of another class is as one without a label
+        none_N = pc.equal(pc.list_value_length(labels), 0)
+        known = pc.if_else(none_N, pa.scalar([], known.type), known)
+        given_N = given_N & ~none_N.to_numpy(zero_copy_only=False)
+    for name, column in (("labels", labels), ("known", known)):
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table, given_N
 
 
 def _check_width(column: Column, schema: Schema, spec: InputSpec, path: Path) -> None:

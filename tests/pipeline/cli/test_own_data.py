@@ -94,6 +94,48 @@ def test_check_run_and_predict_a_csv(here, capsys):
     assert main(["resume", "out"]) == 0
 
 
+@pytest.mark.parametrize("labels", ["kind", "is_ash,is_oak,is_tall"])
+def test_predict_counts_as_the_model_does_where_a_class_was_too_rare(here, capsys, labels):
+    """``acer`` is first by the alphabet, ``is_oak`` between the two others."""
+    table = trees()
+    kind = table["kind"].to_pylist()
+    for row in (1, 2, 3, 130, 131):
+        kind[row] = "acer"
+    table = table.set_column(table.column_names.index("kind"), "kind", pa.array(kind))
+    table = table.append_column("is_oak", pa.array([int(k == "acer") for k in kind]))
+    table = table.select(["height", "girth", *labels.split(","), "part"])
+    pq.write_table(table, "trees.parquet")
+    words = ["--task.file", "trees.parquet", "--task.label_columns", labels, "--task.split_column", "part"]
+    words += ["--task.partition", "iid", "--task.min_positives", "10"]
+    assert main(["run", *words, "--output", "out", *SMALL]) == 0
+    tested = table.filter(pc.equal(table["part"], "test"))
+    pq.write_table(tested, "test.parquet")
+    said, logged = scores(capsys, "out", "test.parquet")
+    assert logged in said
+    head = Path("scores.csv").read_text().partition("\n")[0].split(",")
+    assert not {"acer", "is_oak"} & set(head)
+    if labels == "kind":
+        rare = tested.filter(pc.equal(tested["kind"], "acer"))
+        pq.write_table(rare, "rare.parquet")
+        assert main(["predict", "out", "rare.parquet", "--out", "rare.csv"]) == 0
+        assert "macro F1" not in capsys.readouterr().err, "no label that the model knows"
+    model = Path("out/model/model.json")
+    saved = json.loads(model.read_text())
+    assert saved["input"]["columns"].pop("dropped")
+    model.write_text(json.dumps(saved))  # as an older version left it
+    assert main(["predict", "out", "test.parquet", "--out", "again.csv"]) == 2
+    assert "which of its table's classes were too rare" in capsys.readouterr().err
+
+
+def test_a_single_class_that_is_left_is_refused(here, capsys):
+    Path("two.csv").write_text("x,kind\n" + "".join(f"{i * i % 11},{'a' if i % 20 else 'b'}\n" for i in range(120)))
+    words = ["--task.file", "two.csv", "--task.label_columns", "kind", "--task.min_positives", "10"]
+    words += ["--task.partition", "iid"]
+    assert main(["run", *words, "--output", "out", *SMALL]) == 2
+    assert "min_positives = 10: only class 'a' of table-two has so many rows" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
 def test_run_and_predict_texts_among_numbers(here, capsys):
     table = trees().select(["height", "kind", "part"])
     rng = np.random.default_rng(1)

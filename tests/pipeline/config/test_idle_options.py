@@ -32,6 +32,13 @@ def test_a_method_reads_the_learning_rate_or_says_that_it_does_not(experiment, f
         ("digits/fedavg", {"task.partition": "iid", "task.classes_per_client": 2}, "task.classes_per_client", "k_cl"),
         ("digits/fedavg", {"federation.trim_fraction": 0.3}, "federation.trim_fraction", "trimmed_mean"),
         ("digits/fedavg", {"federation.steps": 9, "federation.epochs": 3}, "federation.epochs", "federation.steps 0"),
+        ("digits/fedavg", {"federation.batch_rows": 77}, "federation.batch_rows", "batched_clients"),
+        (
+            "digits/fedavg",
+            {"federation.client_fraction": 0.5, "federation.clients_per_round": 3},
+            "federation.clients_per_round",
+            "client_fraction 0",
+        ),
         ("digits/fedavg", {"class_embeddings.table": "names.csv"}, "class_embeddings.table", "fedalign"),
         ("digits/fedavg", {"model.network": "resnet8", "model.dropout": 0.1}, "model.dropout", "auto"),
     ],

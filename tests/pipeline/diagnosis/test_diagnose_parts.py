@@ -70,6 +70,16 @@ def test_unequal_or_tiny_samples_are_refused(sizes):
         proxy_a_distance(np.zeros((sizes[0], 2)), np.zeros((sizes[1], 2)), rng())
 
 
+def test_a_row_of_several_clients_is_in_a_pool_once():
+    ids = [np.arange(100), np.arange(50, 150), np.arange(50, 250)]
+    every = np.concatenate(ids)
+    pooled = [c for c in contrasts(ids, (100, 100, 200), 9, rng()) if c.kind == "pooled"]
+    assert len(pooled) == 3
+    for c in pooled:
+        assert len(np.unique(every[c.b_R])) == len(c.b_R) == len(c.a_R)
+        assert not np.isin(every[c.a_R], every[c.b_R]).any()
+
+
 def test_contrasts_are_disjoint_equal_and_the_pool_has_the_shares_of_the_clients():
     sizes = (100, 300, 600, 5)
     ids = [rng(m).permutation(size) + 1000 * m for m, size in enumerate(sizes)]

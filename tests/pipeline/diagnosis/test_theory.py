@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,12 +101,14 @@ def test_a_client_that_diverges_where_two_are_compared_is_one_line(experiment, f
     """A run goes on without it."""
     analysis = open_analysis(finished_run(experiment()).folder, quiet)
 
-    def diverges(*_):
-        raise UpdateError("its weights are not finite")
+    for error in (UpdateError("its weights are not finite"), ValueError("Expected more than 1 value per channel")):
 
-    monkeypatch.setattr(ClientRunner, "fit", diverges)
-    with pytest.raises(InputError, match=r"client 2 cannot be compared in round 4 \(its weights are not"):
-        analysis.local_weights(analysis.last.round, 2, {})
+        def diverges(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(ClientRunner, "fit", diverges)
+        with pytest.raises(InputError, match=rf"client 2 cannot be compared in round 4 \({error}"):
+            analysis.local_weights(analysis.last.round, 2, {})
 
 
 def test_the_sample_term_is_the_theorems():
@@ -129,6 +132,42 @@ def test_rows_that_are_alike_are_near_and_others_far():
     few = _distances(z_MND, ids, 0, np.arange(100), np.arange(100, 119), 500, lambda *n: np.random.default_rng(1))
     assert few[0] > 1.5
     assert np.isnan(few[1])
+
+
+def test_rows_that_are_labeled_and_pseudo_labeled_count_once():
+    """With several labels nearly all are; a row on both sides of a classifier would look like a difference."""
+    rng = np.random.default_rng(0)
+    means = []
+    for seed in range(6):
+        z_MND = [rng.normal(size=(400, 64)) for _ in range(3)]
+        ids = [np.arange(400) + 400 * m for m in range(3)]
+        rows = np.arange(200)
+        got = _distances(z_MND, ids, 0, rows, rows, 500, lambda *n, seed=seed: np.random.default_rng(seed))
+        means.append(got[2])
+    assert abs(np.mean(means)) < 0.07  # 0.15 with every row twice
+
+
+def shared(rows, width, rng):
+    """Return representations and ids of three clients, of which each has every row."""
+    z_ND = rng.normal(size=(rows, width))
+    return [z_ND] * 3, [np.arange(rows)] * 3
+
+
+def test_rows_of_several_clients_are_in_the_pool_once():
+    drawn = _pool([np.arange(40)] * 3, np.arange(10), 30, np.random.default_rng(0))
+    assert sorted(n for _, n in drawn) == list(range(10, 40))
+
+
+def test_what_one_client_trained_with_is_held_out_nowhere():
+    """Labels say nothing of the rows, so half of the decisions are wrong on a client's and half on all: 1."""
+    rng = np.random.default_rng(0)
+    z_MND, ids = shared(600, 250, rng)
+    y_NC = rng.random((600, 2)) < 0.5
+    y_NC[:, 1] = ~y_NC[:, 0]
+    truth = SimpleNamespace(of=lambda rows: (y_NC[rows], np.ones((len(rows), 2), dtype=np.bool_)))
+    analysis = SimpleNamespace(seed=1, prepared=SimpleNamespace(manifest=SimpleNamespace(kind="single")))
+    bounds = module._lambda_bounds(analysis, z_MND, ids, truth, 600)
+    assert np.mean(bounds) == pytest.approx(1, abs=0.15)  # less where held-out rows were trained elsewhere
 
 
 def test_a_client_that_has_every_row_has_no_distance():

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,10 +20,12 @@ from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.execution.forked_executor import ForkedExecutor, worker_count
 from anchorfl.pipeline.execution.worker_host import WorkerHost
+from anchorfl.pipeline.methods.fedalc import FedALC
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import QuorumError
+from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.testing import stopped_before
 from tests.faulty import KINDS, Faulty, with_a_damaged_client
@@ -150,6 +154,49 @@ def test_a_backup_client_trains_in_place_of_one_that_died(faulty, opened):
     outcome = executor.round(1, [0, 1], nobody, [3, 2])
     assert (outcome.answered, outcome.backups) == ((0, 3), (3,))
     assert messages.checksum(executor.snapshot()) == serial(run_spec, [0, 3])
+
+
+def test_a_client_that_answered_in_time_is_heard_however_long_the_driver_took(faulty, opened, monkeypatch):
+    """The driver spends more than the deadline on the first answer; the second has come in meanwhile."""
+    executor = opened(faulty(deadline=3.0))
+    executor.round(1, [0, 1], nobody)  # workers have started
+    real, slept = Server.collect_part, []
+
+    def slow(self, *arguments):
+        if not slept:
+            slept.append(time.sleep(4.0))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Server, "collect_part", slow)
+    outcome = executor.round(2, [0, 1], nobody)
+    assert slept
+    assert outcome.answered == (0, 1)
+    assert not outcome.retried
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dying(FedALC):
+    """Client 1 ends its process once; ``mark``: the file that says it did."""
+
+    mark: str = ""
+
+    def initial_message(self, card, parts, key):
+        if card.client == 1 and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            os._exit(1)
+        return super().initial_message(card, parts, key)
+
+
+@pytest.mark.parametrize("retries", [1, 0])
+def test_a_client_that_dies_before_round_1_sends_again_as_often_as_it_may(experiment, finished_run, tmp_path, retries):
+    e = experiment("fedalc", federation={"rounds": 2, "epochs": 1, "retries": retries})
+    dying = dataclasses.replace(forked(e, max_concurrent_clients=2), method=Dying(mark=str(tmp_path / "died")))
+    if not retries:
+        with pytest.raises(InputError, match=r"client 1 gave no message before round 1: its worker died"):
+            run(dying, tmp_path / "run", quiet)
+        return
+    assert run(dying, tmp_path / "run", quiet).checksum == finished_run(e).checksum
+    assert (tmp_path / "died").exists()
 
 
 def test_below_the_quorum_the_state_is_as_it_was(faulty, opened):

@@ -167,6 +167,14 @@ def test_dirichlet_gives_every_client_its_rows_however_few_there_are(size, class
     assert min(len(c.rows) for c in plan.clients) >= min(2, size // clients)
 
 
+def test_dirichlet_with_fewer_labeled_rows_than_clients_is_refused():
+    """Somebody would identify nothing."""
+    y_NC = np.zeros((100, 2), dtype=bool)
+    y_NC[np.arange(8), np.arange(8) % 2] = True
+    with pytest.raises(InputError, match=r"client \d+ would identify nothing, since it has no row with a class"):
+        plan_of(y_NC, TaskOptions(clients=20, partition="dirichlet", validation=0), 1)
+
+
 def test_dirichlet_deals_rows_without_a_class_evenly():
     """They count towards no client's share: each has two rows with a class, so that it identifies something."""
     y_NC = np.zeros((1000, 4), dtype=bool)

@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.contract import InputSpec, Objective
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.json_schema import converted
 from anchorfl.tasks.ingest import ingest
 from anchorfl.tasks.ingest.ingest import prepare
@@ -19,7 +20,9 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular import samples
 from anchorfl.tasks.tabular.inspect import inspect_table
+from anchorfl.tasks.tabular.reading import Faults
 from anchorfl.tasks.tabular.samples import encode_vectors
+from anchorfl.tasks.tabular.schema import Schema
 from anchorfl.tasks.tabular.table import read_samples, resolve_options
 from tests.tasks.own_tables import csv, parquet, table
 
@@ -117,6 +120,47 @@ def _json(spec):
     columns |= {"values": list(spec.columns.values)}
     columns |= {"categories": {name: list(words) for name, words in spec.columns.categories.items()}}
     return {"shape": list(spec.shape), "mean": list(spec.mean), "std": list(spec.std), "columns": columns}
+
+
+def given(tmp_path, words, spec, name="b"):
+    """Prepare a table of one category column with the form of another one's inputs."""
+    file = tmp_path / f"{name}.csv"
+    file.write_text("n,k,kind\n" + "".join(f"{i},{w},{'xy'[i % 2]}\n" for i, w in enumerate(words)))
+    options = TaskOptions(file=str(file), cache=str(tmp_path / "cache"), label_columns="kind", input_columns="n,k",
+                          clients=2, partition="iid", input_spec=spec, min_positives=1)  # fmt: skip
+    options = resolve_options(options, lambda line: None)
+    return prepare(task_of(options), options, 1, engine="local")
+
+
+def test_a_given_form_may_have_words_that_these_rows_lack_and_no_other_kind_of_cell(tmp_path):
+    form = given(tmp_path, ["p", "q", "r"] * 20, "", "a").folder
+    there = given(tmp_path, ["p", "q", "s"] * 20, form)
+    assert there.manifest.spec.columns.categories == {"k": ("p", "q", "r")}
+    x = there.client(0, Objective("single")).x.numpy()[..., 1]
+    assert x.shape[1] == 4
+    assert not x[:, 3].any(), "nobody has r"
+    assert 0 < x[:, 1].sum() < len(x)
+    with pytest.raises(InputError, match=r"column 'k' holds texts, and that of these data numbers; write both alike"):
+        given(tmp_path, [0, 1, 2] * 20, form, "c")
+    numbers = given(tmp_path, [0, 1, 2] * 20, "", "d").folder
+    with pytest.raises(InputError, match=r"column 'k' holds numbers, and that of these data texts"):
+        given(tmp_path, ["p", "q", "r"] * 20, numbers, "e")
+
+
+def test_a_file_whose_words_all_look_like_numbers_is_read_by_the_columns_of_another(tmp_path):
+    """As one site's is by those of the server's: 1 and 2 are words there; 1.5 is none that a reader could know."""
+    schema = Schema(
+        ("kind",), "value", ("x", "y"), ("x", "y"), ("n", "k"), "numbers", categories={"k": ("1", "2", "3a")}
+    )
+    table = pa.table({"n": [0.0, 1.0, 2.0], "k": pa.array([1, 2, None])})
+    values = samples.payload(table, schema, Faults(tmp_path / "b.csv", np.arange(3)))
+    place_N = np.array(values.to_pylist())[:, 1]
+    assert place_N[:2].tolist() == [0.0, 1.0]
+    assert np.isnan(place_N[2])
+    faults = Faults(tmp_path / "b.csv", np.arange(3))
+    samples.payload(table.set_column(1, "k", pa.array([1.5, None, 2.0])), schema, faults)
+    with pytest.raises(InputError, match=r"row 1: column 'k' holds double, and is one of texts"):
+        faults.settle(BadRows(skip=False))
 
 
 def test_only_few_words_are_guessed_and_it_is_said(tmp_path):
