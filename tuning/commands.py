@@ -77,8 +77,10 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
 
     if args.resume is not None:
         places, rest = parse_places(overrides)
-        if args.presets or args.space or rest:
-            raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
+        if args.presets or args.space or args.output or rest:
+            raise InputError(
+                "--resume takes the preset, the space and the options from the sweep's folder, and stays there"
+            )
         folder = restore_if_remote(args.resume, say, RESUME, marker=PLAN_FILE, leave=LEAVE)
         copy = "" if folder == Path(args.resume) else args.resume
         return resumed_plan(folder, options, places, copy), folder

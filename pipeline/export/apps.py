@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.pipeline.config.schema import options_of, to_toml, with_options
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.errors import InputError
 
@@ -64,6 +64,11 @@ PARTS: dict[str, dict[str, object]] = {
 """What a job of NVFlare says of its two halves."""
 WORKSPACE = "workspace"
 """Folder of NVFlare's simulator in the job's."""
+PATHS = (
+    *("task.root", "task.cache", "task.file", "task.class_names", "task.input_spec"),
+    *("model.weights", "class_embeddings.table", "class_embeddings.encoder"),
+)
+"""Options that may name files and folders on this machine."""
 FRAMEWORKS = {"flower": "Flower", "nvflare": "NVFlare"}
 
 
@@ -75,6 +80,7 @@ def write_app(framework: str, folder: Path, name: str, experiment: Experiment) -
     check(framework, experiment)
     if folder.exists():
         raise InputError(f"{folder} exists: give another --output")
+    experiment = _from_anywhere(experiment)
     folder.mkdir(parents=True)
     project, clients = re.sub(r"[^a-z0-9]+", "-", f"anchorfl-{name}".lower()).strip("-"), experiment.task.clients
     texts = _flower(project, clients) if framework == "flower" else _nvflare(project, clients)
@@ -83,6 +89,14 @@ def write_app(framework: str, folder: Path, name: str, experiment: Experiment) -
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / file, text.encode())
     return [folder / file for file in texts]
+
+
+def _from_anywhere(experiment: Experiment) -> Experiment:
+    """Return the experiment with the whole paths of what options name below this folder: an app runs in its own."""
+    options = options_of(experiment)
+    there = {name: Path(str(options[name])) for name in PATHS if options[name]}
+    found = {name: str(path.resolve()) for name, path in there.items() if not path.is_absolute() and path.exists()}
+    return with_options(experiment, found)
 
 
 def _flower(name: str, clients: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ class Model(SavedModel):
         import pandas as pd  # type: ignore[import-untyped]  # carries no types
 
         payload = _texts(samples, self) if self.spec.kind == "tokens" else _values(samples, self)
-        scores_NC = self.objective.scores(self.logits(encoded(self, payload)))
+        if len(payload):
+            scores_NC = self.objective.scores(self.logits(encoded(self, payload)))
+        else:
+            scores_NC = torch.zeros(0, len(self.class_names))
         index = samples.index if hasattr(samples, "index") and hasattr(samples, "columns") else None
         return pd.DataFrame(scores_NC.double().numpy(), columns=list(self.class_names), index=index)
 
@@ -74,7 +78,9 @@ def _texts(samples: Any, saved: SavedModel) -> list[str]:
 def _values(samples: Any, saved: SavedModel) -> list[list[float]]:
     if saved.spec.columns is not None and saved.spec.columns.categories:
         return _of_columns(samples, saved.spec.columns)
-    if saved.spec.columns is not None and set(saved.spec.columns.inputs) <= set(getattr(samples, "columns", ())):
+    given = set(getattr(samples, "columns", ()))
+    if saved.spec.columns is not None and given & set(saved.spec.columns.inputs):
+        _check_names(saved.spec.columns, given)
         samples = samples[list(saved.spec.columns.inputs)]  # by name, and whatever else is in the table
         if len(saved.spec.columns.inputs) == 1:  # which may hold lists, or lists of lists
             samples = [_flat(value) for value in samples[saved.spec.columns.inputs[0]]]
@@ -92,12 +98,15 @@ def _flat(value: Any) -> list[Any]:
     return [x for part in value for x in _flat(part)] if isinstance(value, (list, tuple, np.ndarray)) else [value]
 
 
+def _check_names(columns: Columns, given: Collection[Any]) -> None:
+    """Raise InputError where a DataFrame lacks an input of the model."""
+    if lacking := [name for name in columns.inputs if name not in given]:
+        raise InputError(f"the input lacks column {lacking[0]!r}; give a DataFrame with the model's {columns.inputs}")
+
+
 def _of_columns(samples: Any, columns: Columns) -> list[list[float]]:
     """Return the numbers of a DataFrame, and the places of its words (tasks/tabular/samples.py)."""
-    given = getattr(samples, "columns", ())
-    lacking = [name for name in columns.inputs if name not in given]
-    if lacking:
-        raise InputError(f"the input lacks column {lacking[0]!r}; give a DataFrame with the model's {columns.inputs}")
+    _check_names(columns, set(getattr(samples, "columns", ())))
     values_ND = np.empty((len(samples), len(columns.inputs)))
     for at, name in enumerate(columns.inputs):
         if name not in columns.categories:

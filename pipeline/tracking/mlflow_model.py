@@ -24,6 +24,8 @@ from anchorfl.pipeline.tracking.mlflow_entities import DIGEST_LENGTH, RUN_TAG, k
 
 CHECKSUM_TAG, MODEL_TAG, ALIAS_TAG, ALIAS = "anchorfl.checksum", "anchorfl.model", "anchorfl.alias", "champion"
 NAME = "model"
+NAMED = 1000
+"""Columns of numbers up to which a model's signature names them, so that a table may have them in any order."""
 
 
 def send_model(
@@ -170,7 +172,7 @@ def _example(saved: SavedModel) -> tuple[Any, Any]:
         )
         return pd.DataFrame([list(cells.values())], columns=names), ModelSignature(inputs, outputs)
     width = int(np.prod(saved.spec.shape))
-    # A tensor, as an image may have a hundred thousand values, and a CSV may name its columns as it likes.
+    # A tensor, as an image may have a hundred thousand values; MLflow drops what names a table of it has
     return np.zeros((1, width)), ModelSignature(Schema([TensorSpec(np.dtype("float64"), (-1, width))]), outputs)
 
 
@@ -179,7 +181,7 @@ def _cells(saved: SavedModel) -> dict[str, str | float]:
     if saved.spec.kind == "tokens":
         return {TEXT: "an example text"}
     columns = saved.spec.columns
-    if columns is None or not columns.categories:
+    if columns is None or not (columns.categories or len(columns.inputs) == np.prod(saved.spec.shape) <= NAMED):
         return {}
     words = columns.categories
     return {name: "an example" if name in words else 0.0 for name in columns.inputs}

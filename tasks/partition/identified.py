@@ -33,7 +33,7 @@ def identified(
         rule = "k_classes"
     given_MC = given_sets(rows, task, options, seed)
     if given_MC is None and rule == "partition":
-        _check_some([bool(client.classes) for client in clients])
+        _check_some(np.array([bool(client.classes) for client in clients]))
         return tuple(clients)
     held_MC = np.stack([rows.labels.take(np.searchsorted(rows.row_N, c.rows)).counts() > 0 for c in clients])
     if given_MC is not None:
@@ -42,7 +42,7 @@ def identified(
         known_MC = k_classes(held_MC, rows, task.class_names, options, seed)
     else:
         known_MC = held_MC if rule == "held" else np.ones_like(held_MC)
-    _check_some([bool(some) for some in known_MC.any(1)])
+    _check_some(np.asarray(known_MC.any(1)))
     missing_C = np.asarray(~known_MC.any(0))
     if missing_C.any() and options.cover != "any":
         hint = ""
@@ -62,12 +62,10 @@ def identified(
     )
 
 
-def _check_some(some_M: Sequence[bool]) -> None:
+def _check_some(some_M: Bools) -> None:
     """Raise InputError where a client identifies nothing. some_M: whether each identifies something."""
-    if not all(some_M):
-        raise InputError(
-            f"client {some_M.index(False)} would identify nothing, since it has no row with a class; use fewer clients"
-        )
+    for client in np.flatnonzero(~some_M)[:1]:
+        raise InputError(f"client {client} would identify nothing, since it has no row with a class; use fewer clients")
 
 
 def k_classes(held_MC: Bools, rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int) -> Bools:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,10 @@ def run_final_runs(
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
         bring(backup, folder.parent, folder / job["name"], records.log)
         if has_result(folder / job["name"], wanted[job["name"]]):
-            check_same_inputs(run_info(context.of(job["point"])[job["seed"]], folder).tags, folder / job["name"])
+            run_spec = context.of(job["point"])[job["seed"]]
+            final = final_experiment(run_spec.experiment, context.names, dict(job["point"]), job["seed"])
+            tags = run_info(replace(run_spec, experiment=final), folder).tags
+            check_same_inputs(tags, folder / job["name"])
             if job["register"]:  # named by a resumption first
                 note_register(folder / job["name"], job["register"])
         records.add(folder / job["name"])

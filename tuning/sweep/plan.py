@@ -12,10 +12,9 @@ from typing import Any, NotRequired, TypedDict
 from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tree
 from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
-from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
 from anchorfl.pipeline.storage.places import check_own_code, seal_of, with_own_places
-from anchorfl.pipeline.storage.run_folder import RUNS
+from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS, check_no_record
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
@@ -85,7 +84,8 @@ class SweepPlan:
         if self.experiment.evaluation.patience:
             raise InputError("a sweep ends trials by its scheduler: set evaluation.patience to 0")
         try:
-            TrackingOptions(register=self.options.register)
+            for experiment in self.experiments.values():
+                replace(experiment, tracking=replace(experiment.tracking, register=self.options.register))
             metric = resolve_metric(self.options, self.experiment.evaluation.metrics)
         except ValueError as error:
             raise InputError(str(error)) from error
@@ -265,6 +265,9 @@ def new_sweep_folder(preset: str, output: str) -> Path:
         folder = Path(output)
         if (folder / PLAN_FILE).exists():
             raise InputError(f"{folder} holds a sweep already: anchorfl sweep --resume {folder}, or another --output")
+        if (folder / CONFIG).exists():
+            raise InputError(f"{folder} holds a run: give another --output")
+        check_no_record(folder, ("table", "trial"))
         return folder
     stem = f"sweep-{Path(preset).stem if preset.endswith('.toml') else preset.replace('/', '-')}"
     return next(f for n in range(1, 10_000) if not (f := RUNS / f"{stem}-{n}").exists())

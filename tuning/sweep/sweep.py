@@ -24,6 +24,8 @@ from anchorfl.pipeline.run.prepare import check_options, make_run_spec
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.pipeline.terminal import Log
+from anchorfl.pipeline.tracking.mlflow_store import store_uri
+from anchorfl.pipeline.tracking.other_trackers import find_trackers
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.plugins import version_of
@@ -51,6 +53,9 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = terminal.say) -> Sweep:
     KeyboardInterrupt where Ctrl-C ended it early; everything that had finished is kept.
     """
     folder = folder.resolve()
+    for experiment in plan.experiments.values():  # refused before anything is written
+        store_uri(experiment.tracking.uri, folder)
+        find_trackers(experiment.tracking.trackers)
     with ExitStack() as stack:
         stack.enter_context(lock_run(folder))
         sweep_backup = SweepBackup(plan.experiment.cluster.backup, folder, LEDGER, log)

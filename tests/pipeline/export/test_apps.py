@@ -11,7 +11,9 @@ from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.export.apps import FLOWER_APP, FRAMEWORKS, check
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.prepare import prepare_data
 from anchorfl.tasks.errors import InputError
+from tests.runs import quiet
 
 OPTIONS = ["digits/fedavg", "--federation.rounds", "3", "--output", "app"]
 
@@ -25,6 +27,20 @@ def test_the_command_writes_a_flower_app(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "app/app.py").read_text() == FLOWER_APP
     assert "options.num-supernodes = 10" in (tmp_path / "app/pyproject.toml").read_text()
     assert read_preset("app/experiment.toml").federation.rounds == 3
+
+
+def test_an_app_finds_what_options_name_below_the_folder_that_it_was_written_from(tmp_path, monkeypatch, capsys):
+    """It runs in its own; addresses, and what is nowhere here, stay as they are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("x,kind\n" + "".join(f"{i * i % 11},{'ab'[i % 2]}\n" for i in range(80)))
+    words = ["--task.file", "t.csv", "--task.label_columns", "kind", "--task.cache", "cache", "--task.clients", "4"]
+    assert main(["export", "flower", *words, "--output", "app"]) == 0
+    exported = read_preset("app/experiment.toml")
+    assert exported.task.file == str(tmp_path / "t.csv")
+    assert exported.task.cache in ("cache", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path / "app")
+    serial = replace(exported, cluster=replace(exported.cluster, executor="serial"))
+    assert prepare_data(serial, quiet).manifest.test
 
 
 def test_the_command_writes_a_job_of_nvflare(tmp_path, monkeypatch, capsys):

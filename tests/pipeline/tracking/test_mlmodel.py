@@ -136,6 +136,24 @@ def test_a_model_of_numbers_answers_as_predict_does(experiment, finished_run, tm
         direct.predict([["x"] * 16])
 
 
+def test_a_model_of_a_table_of_numbers_takes_its_columns_by_name(experiment, tmp_path, mlflow):
+    """In any order, and whatever else is in the frame; a tensor would be taken by position."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(draw.normal(size=(80, 4)), columns=["a", "b", "c", "kind"])
+    frame["kind"] = np.where(frame.a > 0, "x", "y")
+    pq.write_table(pa.Table.from_pandas(frame), tmp_path / "t.parquet")
+    own = TaskOptions(
+        name="table-t", file=str(tmp_path / "t.parquet"), label_columns="kind", partition="iid", clients=4
+    )
+    run(dataclasses.replace(experiment(federation={"rounds": 1}), task=own), tmp_path / "run", quiet)
+    pack(tmp_path / "run" / "model", tmp_path / "packed")
+    loaded = mlflow.pyfunc.load_model(str(tmp_path / "packed"))
+    expected = predict(tmp_path / "run" / "model", tmp_path / "t.parquet").scores_NC.double().numpy()
+    assert np.array_equal(loaded.predict(frame[["c", "b", "kind", "a"]]).to_numpy(), expected)
+    with pytest.raises(Exception, match="missing inputs"):
+        loaded.predict(frame[["a", "b"]])
+
+
 def test_a_model_of_a_table_with_texts_takes_its_columns(experiment, tmp_path, mlflow):
     words = ["red", "green", None, "green"] * 20
     columns = {"size": [float(i % 7) for i in range(80)], "colour": words, "kind": ["a", "b", "b", "b", "a"] * 16}

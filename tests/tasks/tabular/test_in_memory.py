@@ -66,6 +66,11 @@ def test_it_trains_as_its_file_does_and_predicts_by_names(frame, tmp_path):
     assert scores.index.tolist() == [115, 116, 117, 118, 119]
     assert np.array_equal(scores, got.predict(frame[["a", "b", "c"]].tail(5)))
     assert np.array_equal(scores, got.predict(frame[["a", "b", "c"]].tail(5).to_numpy()))
+    with pytest.raises(InputError, match=r"the input lacks column 'a'; give a DataFrame with the model's"):
+        got.predict(frame[["b", "c"]].assign(d=1.0))  # three columns, too
+    for nothing in (frame.head(0), np.zeros((0, 3))):
+        none = got.predict(nothing)
+        assert (list(none.columns), len(none)) == (list(scores.columns), 0)
     assert list(scores) == ["ash", "birch", "cedar"]
 
 

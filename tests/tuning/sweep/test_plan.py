@@ -9,6 +9,8 @@ import pytest
 
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.methods import find_method
+from anchorfl.pipeline.storage import run_folder
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.commands import _split
@@ -131,6 +133,34 @@ def test_folders(tmp_path, monkeypatch):
     plan().save(first)
     with pytest.raises(InputError, match="holds a sweep already: anchorfl sweep --resume"):
         new_sweep_folder("digits/fedalign", str(first))
+    held = tmp_path / "held"
+    held.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "read_metadata", lambda folder: {"tags": {"kind": "table"}})
+        with pytest.raises(InputError, match="is a table's: give another folder"):
+            new_sweep_folder("digits/fedalign", str(held))
+    assert new_sweep_folder("digits/fedalign", str(held)) == held
+    (held / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="holds a run: give another --output"):
+        new_sweep_folder("digits/fedalign", str(held))
+
+
+@pytest.mark.parametrize(
+    ("method", "log_model", "message"),
+    [
+        ("fedproto", True, "fedproto trains no global model to register"),
+        ("fedavg", False, "tracking.register needs the model in MLflow"),
+    ],
+)
+def test_what_cannot_be_registered_is_said_before_the_search(method, log_model, message):
+    e = read_preset("digits/fedavg")
+    e = dataclasses.replace(
+        e, method=find_method(method)(), tracking=dataclasses.replace(e.tracking, log_model=log_model)
+    )
+    space = {"optimizer.lr": Choice((0.01, 0.1))}
+    SweepPlan("digits/fedavg", e, space, SweepOptions(), "text")
+    with pytest.raises(InputError, match=message):
+        SweepPlan("digits/fedavg", e, space, SweepOptions(register="mine"), "text")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +177,9 @@ def test_folders(tmp_path, monkeypatch):
         (["digits/fedalign", "--rounds", "3"], "may not be stopped before round 4"),
         (["--resume", "nowhere"], "nowhere holds no sweep"),
         (["digits/fedalign", "--resume", "nowhere"], "--resume takes the preset"),
+        (["--resume", "nowhere", "--output", "there"], "and stays there"),
+        (["digits/fedavg", "--space", "optimizer.lr=0.1,0.2", "--tracking.uri", "file:x"], "file:x"),
+        (["digits/fedavg", "--space", "optimizer.lr=0.1,0.2", "--tracking.trackers", "tensorbord"], "tensorbord"),
         (["digits/fedalign", "--task.validation", "0"], "set task.validation above 0"),
         (["digits/fedavg", "digits/fedalign", "digits/fedavg"], "a preset is named twice"),
         (["digits/fedavg", "r8-8/fedavg"], "has federation.rounds = 30 and r8-8/fedavg 50"),
