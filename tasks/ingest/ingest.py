@@ -47,6 +47,7 @@ from anchorfl.tasks.ingest.raw_table import (
     Owners,
     assign_owners,
     canonicalize_options,
+    given_labels,
     hide_labels,
     read_rows,
     restrict_validation_labels,
@@ -232,7 +233,9 @@ def plan_rows(
     subject_N = np.asarray(table["subject"].to_pylist(), dtype=np.str_) if task.subjects else None
     training = np.flatnonzero(~np.isin(row_N, test_N))
     whole_N = table["piece_of"].to_numpy() if "piece_of" in table.column_names else None
-    rows = TrainingRows(labels, row_N, subject_N, whole_N).take(training)
+    given = given_labels(table, labels.classes)
+    given_N = None if given is None else given.length_N > 0
+    rows = TrainingRows(labels, row_N, subject_N, whole_N, given_N).take(training)
     plan = make_plan(rows, task, options, seed, published_N if len(published_N) else None)
     if options.client_test == SPLIT:
         plan = client_test_of_split(plan, options, row_N, test_N, subject_N)

@@ -81,9 +81,13 @@ def _validated_plan(
 
 
 def _scorable_rows(rows: TrainingRows, task: Task) -> TrainingRows:
-    """Return the rows that scores can be made of. Single-label: those with a class, or pieces: they go by sequences."""
-    if task.kind == "multi" or rows.whole_N is not None:
+    """Return the rows that scores can be made of: those with a class, or, with several labels, with one that is given.
+    All where they are pieces, which go by sequences.
+    """
+    if rows.whole_N is not None:
         return rows
+    if task.kind == "multi":
+        return rows if rows.given_N is None else rows.take(np.flatnonzero(rows.given_N))
     return rows.take(np.flatnonzero(rows.labels.length_N > 0))
 
 

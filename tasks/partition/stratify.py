@@ -33,12 +33,15 @@ class TrainingRows:
     """Subject of each; None where the data set has no subjects."""
     whole_N: Ints | None = None
     """The whole that each is a piece of; None where every row is one by itself."""
+    given_N: Bools | None = None
+    """Whether the raw data give any label of each; None: of all."""
 
     def take(self, index: Ints) -> TrainingRows:
         """Return some of the rows."""
         subject_N = None if self.subject_N is None else self.subject_N[index]
         whole_N = None if self.whole_N is None else self.whole_N[index]
-        return TrainingRows(self.labels.take(index), self.row_N[index], subject_N, whole_N)
+        given_N = None if self.given_N is None else self.given_N[index]
+        return TrainingRows(self.labels.take(index), self.row_N[index], subject_N, whole_N, given_N)
 
     def held_out(self, share: float, rng: np.random.Generator, rarest_N: Ints | None = None) -> Ints:
         """Return the ascending ids of a share of the wholes, stratified by the class of their first row.

@@ -83,6 +83,25 @@ def test_parquet_and_csv_give_the_same(tmp_path, inputs, kind, shape, payload):
     assert made[0] == made[1]
 
 
+@pytest.mark.parametrize("client_test", ["none", "0.2"])
+def test_rows_of_which_no_label_is_known_are_for_training_alone(tmp_path, client_test):
+    """With several labels, too: nothing could be scored there, and they would count as wrong in rankings."""
+    rng = np.random.default_rng(0)
+    known = [i % 4 == 0 for i in range(400)]
+    columns = {"x": rng.normal(size=400).tolist(), "y": rng.normal(size=400).tolist()}
+    columns |= {name: [int(rng.random() < 0.5) if k else None for k in known] for name in ("is_a", "is_b")}
+    columns["is_b"][0] = None  # one label of two is enough
+    options = TaskOptions(file=parquet(tmp_path, columns), cache=str(tmp_path / "cache"), label_columns="is_*",
+                          clients=2, partition="iid", client_test=client_test, validation=0.1)  # fmt: skip
+    options = resolve_options(options, lambda line: None)
+    data = prepare(task_of(options), options, 1, engine="local")
+    held = [data.split(name, Objective("multi")) for name in ("validation", "test")]
+    held += [data.client_test(m, Objective("multi")) for m in range(2)] if client_test != "none" else []
+    assert all(len(rows) and rows.known_NC.any(1).all() for rows in held)
+    trained = [data.client(m, Objective("multi")) for m in range(2)]
+    assert sum(int((~rows.known_NC.bool()).all(1).sum()) for rows in trained) == 300
+
+
 def test_label_columns_by_pattern_lose_what_they_share(tmp_path):
     columns = {"x": [1.0] * 40, "label_cat": [0, 1, None, 1] * 10, "label_dog": [1, 0, 0, None] * 10}
     task, raw, _ = table(parquet(tmp_path, columns), label_columns="label_*")
