@@ -126,14 +126,19 @@ def _changes(path: Path, schema: Any) -> Mapping[str, Callable[[Column], Column]
 
     features = _features(schema.metadata or {})
     changes: dict[str, Callable[[Column], Column]] = {}
+    stems = set[str]()
     for field in schema:
         feature = features.get(field.name, {})
         inner = feature.get("feature", feature) if feature.get("_type") in ("Sequence", "List") else feature
         names = inner.get("names") if isinstance(inner, dict) else None
         if isinstance(names, list) and inner.get("_type") == "ClassLabel":
             changes[field.name] = _to_names(field.name, [str(name) for name in names])
-        elif pa.types.is_struct(field.type) and {child.name for child in field.type} == {"bytes", "path"}:
-            changes[field.name] = _to_files(path, field.name)
+        elif (
+            pa.types.is_struct(field.type)
+            and {child.name for child in field.type} == {"bytes", "path"}
+            and feature.get("_type", "Image") == "Image"  # a sound has the same fields
+        ):
+            changes[field.name] = _to_files(path, field.name, stems)
     return changes
 
 
@@ -168,11 +173,14 @@ def _to_names(name: str, names: list[str]) -> Callable[[Column], Column]:
     return change
 
 
-def _to_files(path: Path, name: str) -> Callable[[Column], Column]:
-    """Return the function that writes images beside the table and gives their paths."""
+def _to_files(path: Path, name: str, stems: set[str]) -> Callable[[Column], Column]:
+    """Return the function that writes images beside the table and gives their paths. stems: names of files so far."""
     import pyarrow as pa
 
     column_name = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "image"
+    while column_name in stems:
+        column_name += "-"
+    stems.add(column_name)
     folder, count = path.parent / IMAGES, 0
 
     def change(column: Column) -> Column:

@@ -81,6 +81,11 @@ class TableFile:
         except InputError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
+            if "all lists to be of size" in str(error):
+                raise InputError(
+                    f"{self.path}: a column of lists of a fixed size, among {listed(names)}, has an empty cell, which"
+                    " pyarrow cannot read; store it as lists of any size, or remove the row"
+                ) from error
             raise InputError(f"{self.path} is damaged: {arrow_message(error)}; write it again") from error
         return pa.table({name: self._plain(name, table[name]) for name in names})
 
@@ -284,7 +289,7 @@ def _parquet(path: Path) -> tuple[Any, list[str], int, Mapping[str, Sequence[int
 
 def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
     header = next((line for _, line in open_text(path)), "")
-    delimiter = max(",;\t", key=header.count)
+    delimiter = max(",;\t", key=re.sub('"[^"]*"', "", header).count)  # a name in quotes may hold any
     _check_columns(path, _header_cells(path, delimiter))
     broken: list[Any] = []
 

@@ -151,7 +151,8 @@ def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_na
         msg = f"{file.path} lacks {len(lacking)} of the {len(columns.inputs)} input columns of the model: "
         raise InputError(f"{msg}{listed(lacking)}{hint}")
     labels = tuple(name for name in columns.labels if name in file.types)
-    separator = columns.separator if labels and file.form(labels[0]) == "text" else ""
+    # cells of one class each may all look like numbers
+    separator = columns.separator if labels and file.form(labels[0]) in ("text", "numbers") else ""
     style: Style = "value" if kind == "single" else "columns" if columns.labels == columns.values else "lists"
     for name in columns.inputs:
         if name in columns.categories and file.form(name) != "text" and not all_missing(file, name):

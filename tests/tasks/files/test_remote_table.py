@@ -88,6 +88,22 @@ def test_images_and_class_names_of_a_hub(store):
     assert store.asked == 1, "once"
 
 
+def test_sounds_stay_as_they_are_and_images_of_columns_of_like_names_stay_apart(store):
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    sounds = pa.array([{"bytes": b"RIFF", "path": "a.wav"}] * 2, kind)
+    one, two = (pa.array([{"bytes": picture(level), "path": None}] * 2, kind) for level in (10, 200))
+    columns = {"audio": sounds, "im-1": one, "im 1": two, "label": ["a", "b"]}
+    features = {"audio": {"_type": "Audio"}, "im-1": {"_type": "Image"}, "im 1": {"_type": "Image"}}
+    put(store, ADDRESS, parquet(columns, features))
+    path = table_path(TaskOptions(file=ADDRESS))
+    table = pq.read_table(path)
+    assert table["audio"].to_pylist() == sounds.to_pylist()
+    first, second = (table[name].to_pylist()[0] for name in ("im-1", "im 1"))
+    assert first == "images/im-1-0000000.png"
+    assert (path.parent / first).read_bytes() == picture(10)
+    assert (path.parent / second).read_bytes() == picture(200)
+
+
 def test_lists_of_classes(store):
     features = {"tags": {"feature": {"names": ["a", "b", "c"], "_type": "ClassLabel"}, "_type": "Sequence"}}
     put(store, ADDRESS, parquet({"x": [1.0, 2.0], "tags": [[0, 2], []]}, features))

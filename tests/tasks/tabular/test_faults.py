@@ -8,11 +8,13 @@ import re
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.files.bad_rows import BadRows, skipped
 from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.tabular.reading import open_file
 from anchorfl.tasks.tabular.table import resolve_options
 from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
 
@@ -169,3 +171,16 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.open", refuse)
     with pytest.raises(InputError, match=r"t\.csv: Permission denied; make the file readable"):
         table(path)
+
+
+def test_lists_of_a_fixed_size_with_an_empty_cell_are_named(tmp_path):
+    """Writing the file again would not mend it."""
+    column = pa.array([[1.0, 2.0]] * 9 + [None], pa.list_(pa.float32(), 2))
+    pq.write_table(pa.table({"x": column, "kind": ["a", "b"] * 5}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"of lists of a fixed size, among x, has an empty cell, which pyarrow cannot"):
+        open_file(tmp_path / "t.parquet", BadRows(skip=False)).read(["x"])
+
+
+def test_a_name_in_quotes_may_hold_what_parts_the_cells(tmp_path):
+    (tmp_path / "t.csv").write_text('"c";"weight, kg";"height, m"\n' + "1;2;3\n" * 5)
+    assert list(open_file(tmp_path / "t.csv", BadRows(skip=False)).types) == ["c", "weight, kg", "height, m"]

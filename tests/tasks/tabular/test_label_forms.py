@@ -61,6 +61,13 @@ def test_a_separator_makes_lists_also_for_a_trained_model(tmp_path, write):
     assert found.table["labels"].to_pylist() == raw["labels"].to_pylist()
 
 
+def test_cells_of_one_number_each_are_lists_for_a_model_that_was_trained_on_lists(tmp_path):
+    task, raw, options = table(csv(tmp_path, tags("1;2", "2", "", "1")), label_columns="tags", label_separator=";")
+    new = csv(tmp_path, tags("2", "1", "", "1"), "new.csv")
+    found = read_samples(tmp_path / new, task.fit(raw, options), "multi", task.class_names)
+    assert found.table["labels"].to_pylist()[:4] == [[1], [0], [], [0]]
+
+
 def test_a_separator_for_what_is_no_text_is_refused(tmp_path):
     path = parquet(tmp_path, {"x": X * 5, "a": [0, 1] * 10, "b": [1, 0] * 10})
     with pytest.raises(InputError, match="label_separator = ';' is for one label column of texts"):
