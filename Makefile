@@ -46,7 +46,7 @@ run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say wh
 # one thread each: threads that wait for a core which another test has spin, and a test may take ten times as long
 test: export OMP_NUM_THREADS ?= 1
 test: $(STAMP) ## every test but the slow ones and those that need a GPU: those that start Ray beside the others
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(SYNC) test-ray-shared test-ray-apart test-pipeline test-tasks test-tuning
+	@$(MAKE) --no-print-directory --jobs 3 --keep-going $(SYNC) test-ray-shared test-ray-apart test-pipeline test-tasks test-tuning
 	$(if $(COVERAGE),$(BIN)/python -m slipcover --merge .coverage.test-*.json --skip-covered --missing-width 60 --out .coverage.json)
 
 test-rest: $(STAMP) ## the tests that do not start Ray
@@ -61,7 +61,8 @@ RAY_TESTS = $(sort $(shell grep -rlF --include='test_*.py' mark.ray tests))
 test-ray: $(STAMP) ## the tests that start Ray
 	$(BIN)/python -m pytest -m "ray and not slow and not gpu" $(RAY_TESTS)
 
-# five parts of `make test`, for two processes at a time: the longest first, so that both end at about the same time
+# five parts of `make test`, for three processes at a time, as those with Ray wait for a fifth of theirs on two cores:
+# the longest first, so that all end at about the same time
 test-ray-shared: $(STAMP)
 	$(BIN)/python -m pytest -m "ray and not apart and not cluster and not slow and not gpu" $(RAY_TESTS)
 
