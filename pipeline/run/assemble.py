@@ -150,7 +150,9 @@ def _on_table(preset: str, start: _Start, given: Mapping[str, Any], apply: Apply
     if preset and start.lent:
         log(f"{preset} lends method, network and rounds; left out with its data: {', '.join(left) or 'nothing'}")
     if one_class and not options.client_column and "task.partition" not in said:
-        options = replace(options, partition="one_class", clients=options.clients if "task.clients" in said else 0)
+        options = replace(options, partition="one_class")
+    if options.partition == "one_class" and "task.clients" not in said:
+        options = replace(options, clients=0)  # as many as there are classes
     if options.partition == "k_classes" and "task.classes_per_client" not in said:
         options = replace(options, classes_per_client=min(options.classes_per_client, len(task.class_names)))
     federation = experiment.federation

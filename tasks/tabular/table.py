@@ -244,8 +244,8 @@ def _check_width(column: Column, schema: Schema, spec: InputSpec, path: Path) ->
 def _subjects(column: Column, name: str, faults: Faults) -> Column:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-    column = column.cast(pa.string())
-    empty_N = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True).to_numpy()
+    column = pc.utf8_trim_whitespace(column.cast(pa.string()))  # "north " is nobody else
+    empty_N = pc.fill_null(pc.equal(column, ""), True).to_numpy()
     faults.add(empty_N, lambda i: f"column {name!r} is empty; say whose row it is or remove the row")
     odd = pa.array([text for text in pc.unique(column).to_pylist() if text and has_controls(text)], pa.string())
     odd_N = pc.is_in(column, value_set=odd).to_numpy(zero_copy_only=False)

@@ -236,6 +236,11 @@ def test_one_client_per_class_is_the_methods_partition(sales):
         assert set(others) == {n for n, m in METHODS.items() if "single" in m.supports.kinds} - set(ONE_CLASS)
 
 
+def test_a_client_for_each_class_may_be_asked_for_without_their_number(sales):
+    made = from_values("", options(task__partition="one_class", method__name="scaffold"), quiet).experiment
+    assert (made.task.partition, made.task.clients) == ("one_class", 3)
+
+
 @pytest.mark.parametrize("preset", ["", "digits/fedavg", "pbc-0.05/fedprox", "bibtex/fedalc-1"])
 def test_command_line_and_python_agree(sales, preset):
     given = options(federation__rounds=2)

@@ -193,6 +193,8 @@ def test_clients_and_splits_come_from_columns(tmp_path):
     task, raw, _ = table(parquet(tmp_path, columns), client_column="site", split_column="part")
     assert task.subjects == "site"
     assert raw["subject"].to_pylist()[:5] == ["h0", "h1", "h2", "h3", "h0"]
+    spaced = columns | {"site": [f" {s}" if i % 5 == 0 else s for i, s in enumerate(columns["site"])]}
+    assert table(parquet(tmp_path, spaced), client_column="site", split_column="part")[1]["subject"] == raw["subject"]
     assert raw["split"].to_pylist() == columns["part"]
     said = []
     path = parquet(tmp_path, columns)
