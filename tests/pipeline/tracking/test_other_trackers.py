@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -143,11 +144,23 @@ def wandb_records(file):
             at += left
             continue
         length, kind = struct.unpack_from("<HB", data, at + 4)
+        if at + 7 + length > len(data):
+            return  # it is being written
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
             yield Record.FromString(whole)
             whole = b""
+
+
+def written(file):
+    """Return the records of a file, to the last: its process writes on for a moment after ``finish``."""
+    until = time.monotonic() + 60
+    while True:
+        records = list(wandb_records(file))
+        if any(r.WhichOneof("record_type") == "exit" for r in records) or time.monotonic() > until:
+            return records
+        time.sleep(0.1)
 
 
 def test_wandb_goes_on_in_the_same_run_and_has_the_numbers_of_the_records(tmp_path, wandb, monkeypatch):
@@ -158,7 +171,7 @@ def test_wandb_goes_on_in_the_same_run_and_has_the_numbers_of_the_records(tmp_pa
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     resume(folder, quiet)
     files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
-    got = [list(wandb_records(file)) for file in files]
+    got = [written(file) for file in files]
     runs = [next(r.run for r in records if r.WhichOneof("record_type") == "run") for records in got]
     about = json.loads((folder / "run.json").read_text())
     assert [(r.run_id, r.display_name) for r in runs] == [(about["id"], "run")] * 2
