@@ -165,6 +165,12 @@ KEPT = {
         " --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 1 --federation.rounds 40"
         f" {SIZE}",
     ),
+    "pbc-language": Kept(
+        ("pbc", "pbc-language"),
+        "fedbm --data pbc-0.05 --rows fedavg,fedbm,fedbm-no-lkcc,fedbm-no-language,fedbm-no-cgde --seeds"
+        " 0,1,2,3,4,5,6,7 --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 1"
+        f" --federation.rounds 40 {SMALL}",
+    ),
     "ham10000": Kept(
         ("fedbm-others",),
         "fedbm --data ham10000-0.05 --rows fedavg,fedbm --task.name ham10000 --task.variant hmnist_8_8_L"
