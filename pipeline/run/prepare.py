@@ -89,7 +89,7 @@ def _check_heads(experiment: Experiment, data: Prepared) -> None:
         near = model.width // model.heads * model.heads or model.heads
         raise InputError(
             f"model.width = {model.width} is no multiple of model.heads = {model.heads}: set it to {near}, or"
-            f" --model.heads to a divisor"
+            " --model.heads to a divisor"
         )
 
 
