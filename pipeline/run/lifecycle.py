@@ -287,7 +287,7 @@ def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: Round
             scores |= {split: dict(s.values) for split, s in final_scores.items()}
             final = record_of(state.best_round, final_scores, loop.class_names)
     elif loop.stopped and experiment.tested == "last":  # its last round was to be tested, and never came
-        final_scores = loop.executor.scores(["test"])
+        final_scores = loop.test_last()
         scores = scores | {split: dict(s.values) for split, s in final_scores.items()}
         final = record_of(state.round, final_scores, loop.class_names)
     selected = state.best_round or state.round

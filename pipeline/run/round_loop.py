@@ -166,6 +166,10 @@ class RoundLoop:
 
         return self._with_recovery(test, "the test of the selected model")
 
+    def test_last(self) -> dict[str, Scores]:
+        """Return the test scores of the state after the last round, which its checkpoint has."""
+        return self._with_recovery(lambda: self.executor.scores(["test"]), "the test of the last model")
+
     def client_scores(self, score: Callable[[Callable[[int], Tensors]], T]) -> T:
         """Return what ``score`` makes of the clients' memories after the last round, each of which it may ask for."""
         return self._with_recovery(lambda: score(self.executor.memory), "the test of the clients")

@@ -152,7 +152,7 @@ def _train_trial(config: dict[str, Any], context: TrialContext) -> None:
                 while loop.state.round < round_:
                     next(steps[seed])
             if round_ > config["after"]:
-                record = _record(folder, list(loops), round_, context)
+                record = _record(folder, list(loops), round_, context, _at_once(run_spec, context.slots))
                 record["seconds"] = config["seconds"] + time.perf_counter() - began
                 tune.report({"round": round_, "score": record["score"], "record": json.dumps(record)})
         for loop in loops.values():
@@ -219,6 +219,15 @@ def _within_share(run_spec: RunSpec) -> RunSpec:
     return replace(run_spec, experiment=replace(run_spec.experiment, cluster=cluster))
 
 
+def _at_once(run_spec: RunSpec, slots: int) -> int:
+    """Return how many clients of a trial train at a time. slots: client actors, where it has any."""
+    experiment = run_spec.experiment
+    if experiment.federation.batched_clients or experiment.cluster.executor == "serial":
+        return 1
+    workers = _within_share(run_spec).experiment.cluster.max_concurrent_clients
+    return min(slots if experiment.cluster.uses_ray else workers, experiment.selected_clients)
+
+
 def _actor_pool() -> ActorPool:
     """Return the actor pool of this trial's placement group."""
     group = get_current_placement_group()
@@ -243,8 +252,11 @@ def _layout(group: Any, shares: Sequence[Mapping[str, float]]) -> Layout:
     )
 
 
-def _record(folder: Path, seeds: Sequence[int], round_: int, context: TrialContext) -> dict[str, Any]:
-    """Return a trial's report of a round: means over its seeds, the score of each, and seconds of training so far."""
+def _record(folder: Path, seeds: Sequence[int], round_: int, context: TrialContext, at_once: int) -> dict[str, Any]:
+    """Return a trial's report of a round: means over its seeds, the score of each, and seconds of training so far.
+
+    at_once: clients that trained at a time.
+    """
     rows = {seed: read_records(folder / f"seed-{seed}")[0] for seed in seeds}
     now = {seed: next(r for r in rows[seed] if r.round == round_) for seed in seeds}
     if missing := [seed for seed, record in now.items() if context.metric not in record.metrics]:
@@ -254,7 +266,7 @@ def _record(folder: Path, seeds: Sequence[int], round_: int, context: TrialConte
     means = {k: statistics.fmean(r.metrics[k] for r in now.values()) for k in sorted(shared)}
     means = {k: v for k, v in means.items() if math.isfinite(v)}  # the loss of a trial that diverged is none
     so_far = [r for records in rows.values() for r in records if r.round <= round_]
-    training = sum(_training(r, context.slots) for r in so_far)
+    training = sum(_training(r, at_once) for r in so_far)
     moved = sum(r.metrics.get(name, 0.0) for r in so_far for name in COMMUNICATION) / 1e6
     expense = {"megabytes": moved, "seconds": training}
     return {
@@ -266,12 +278,12 @@ def _record(folder: Path, seeds: Sequence[int], round_: int, context: TrialConte
     }
 
 
-def _training(record: RoundRecord, slots: int) -> float:
-    """Return the seconds of a round in which clients trained, over the slots that they shared, models were scored or
-    the server aggregated.
+def _training(record: RoundRecord, at_once: int) -> float:
+    """Return the seconds of a round in which clients trained, of whom so many did at a time, models were scored or the
+    server aggregated.
     """
     alone = record.metrics["time/evaluate"] + record.metrics.get("time/aggregate", 0.0)  # round 0 aggregates nothing
-    return record.metrics["time/clients"] / slots + alone
+    return record.metrics["time/clients"] / at_once + alone
 
 
 def _log(line: str) -> None:

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.errors import LostError
 from anchorfl.tasks.errors import InputError
 from anchorfl.testing import small_experiment, stopped_before
 from tests.runs import quiet
@@ -56,6 +58,26 @@ def test_the_round_is_the_same_on_every_layout_and_saved(tmp_path, finished_run,
     assert (got.checksum, got.scores) == (plain.checksum, plain.scores)
     index = json.loads((tmp_path / "checkpoint" / "checkpoint.json").read_text())
     assert index["round"] == json.loads((tmp_path / "result.json").read_text())["rounds"]
+
+
+def test_a_server_that_is_lost_in_the_test_of_the_last_model_is_made_good(tmp_path, finished_run, monkeypatch):
+    expected, plain, lost = finished_run(patient(2, test="last")), SerialExecutor.scores, []
+
+    def vanishing(self, splits):
+        if splits == ["test"] and not lost:
+            lost.append(self.server)
+            self.server = None
+            raise LostError("the server actor is gone")
+        return plain(self, splits)
+
+    def recover(self):
+        self.server = type(lost[0])(lost[0].run_spec)
+
+    monkeypatch.setattr(SerialExecutor, "scores", vanishing)
+    monkeypatch.setattr(SerialExecutor, "recover", recover)
+    got = run(patient(2, test="last"), tmp_path, quiet)
+    assert lost
+    assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
 
 
 def test_a_resumed_run_ends_in_the_same_round(tmp_path, finished_run):

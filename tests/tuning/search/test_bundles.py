@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.options import SweepOptions
-from anchorfl.tuning.search.trial import bundles
+from anchorfl.tuning.search.trial import _at_once, bundles
 
 
 def with_cluster(name, **options):
@@ -25,6 +26,23 @@ def test_a_process_that_trains_has_the_larger_share(name, executor, client, serv
     e = with_cluster(name, executor=executor, client_gpus=client, server_gpus=server)
     assert e.federation.batched_clients == (executor == "ray")
     assert bundles(e, SweepOptions(cpus=2)) == [{"CPU": 2} | ({"GPU": share} if share else {})]
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "expected"),
+    [
+        ("digits/fedavg", {"executor": "serial"}, 1),
+        ("digits/fedavg", {"executor": "forked", "max_concurrent_clients": 3}, 3),
+        ("digits/fedavg", {"executor": "forked", "max_concurrent_clients": 30}, 5),
+        ("digits/fedavg", {"executor": "ray", "max_concurrent_clients": 3}, 4),
+        ("voc07/fedalc", {"executor": "ray"}, 1),
+    ],
+    ids=["serial", "forked", "more workers than clients", "actors", "batched"],
+)
+def test_clients_that_share_a_trials_seconds(name, cluster, expected):
+    """Of four slots, which only actors are in."""
+    e = with_cluster(name, **cluster)
+    assert _at_once(RunSpec(e, "", None), 4) == expected
 
 
 def test_actors_have_shares_of_their_own():
