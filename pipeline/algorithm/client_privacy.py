@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.differential_privacy import spent_epsilon
 from anchorfl.tasks.errors import InputError
 
+INTERVAL = 1e-4
+"""Step of privacy losses at a noise of 1 and above."""
 REDRAWN = 0.01
 """Part of delta that may go to what no accountant counts: an empty draw of clients is drawn again."""
 
@@ -42,17 +46,18 @@ class ClientPrivacy:
     """Each client takes part by a draw of its own; else a fixed number of them does."""
 
     def private_mean(
-        self, mean: Mapping[str, Tensor], sent: Mapping[str, Tensor], answers: int, rng: torch.Generator
+        self, mean: Mapping[str, Tensor], sent: Mapping[str, Tensor], answers: int, rng: np.random.Generator
     ) -> dict[str, Tensor]:
         """Return the round's weights, noise included. mean: of ``answers`` clients with cut steps, each counting 1."""
         share, deviation = answers / self.clients, self.noise * self.clip / self.clients
         out = {}
         for name, value in mean.items():
             step = value.double() - sent[name].double()
-            normal = torch.randn(value.shape, generator=rng, dtype=torch.float64)
+            normal = torch.from_numpy(np.asarray(rng.standard_normal(tuple(value.shape))))
             out[name] = (sent[name].double() + share * step + deviation * normal).to(value.dtype)
         return out
 
+    @cache  # noqa: B019  # a few of them, frozen, each asked for twice
     def epsilon(self, rounds: int) -> float:
         """Return the epsilon of so many rounds at ``delta``.
 
@@ -87,7 +92,9 @@ class ClientPrivacy:
                 f" too much beside federation.dp_delta = {self.delta:g}: raise federation.clients_per_round"
             )
         drawn = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(self.noise))
-        by_loss = pld.PLDAccountant(neighboring_relation=relation.ADD_OR_REMOVE_ONE)
+        # losses grow as 1 / noise^2, and so does the step on which they lie, which is rounded up: seconds, not minutes
+        step = INTERVAL / min(1.0, self.noise) ** 2
+        by_loss = pld.PLDAccountant(relation.ADD_OR_REMOVE_ONE, value_discretization_interval=step)
         return float(by_loss.compose(drawn, rounds).get_epsilon((1 - REDRAWN) * self.delta))
 
     def notice(self, rounds: int) -> str:
@@ -97,5 +104,6 @@ class ClientPrivacy:
         return (
             f"DP of clients: epsilon {epsilon:.4g} at delta {self.delta:g} after {rounds} rounds, for one client"
             f" {change} (noise {self.noise:g} x clip {self.clip:g}, {self.clients} of {self.population} clients by"
-            f" {drawn}); cards, scores and losses are not covered, and the noise is as secret as the seed"
+            f" {drawn}); cards, scaling, vocabulary, scores and losses are not covered, and the"
+            " noise is as secret as the seed"
         )

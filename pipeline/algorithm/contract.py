@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,7 +109,7 @@ class ServerContext:
     """The arguments of a method's server hooks beside the state."""
 
     model: Classifier
-    """A network with the run's first weights."""
+    """A network: in ``begin`` with the run's first weights, later with whatever was left in it."""
     cards: Sequence[Card]
     """Cards of all clients, by id."""
     objective: Objective
@@ -133,6 +134,8 @@ class ServerContext:
     """A network on the server's device, for what is computed there; it holds whatever was left in it."""
     average: Average = mean_of
     """The average of what clients send whole (``federation.aggregation``): (clients' tensors, weights) -> tensors."""
+    noise_rng: np.random.Generator | None = None
+    """For noise that has to stay a secret, seeded as ``rng``, by as many bits as it takes."""
 
 
 @dataclass(frozen=True)

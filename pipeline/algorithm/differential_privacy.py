@@ -53,7 +53,7 @@ class Terms:
 
 
 def noisy_sum(
-    terms: Iterable[Terms], classes: int, *, clip: float, noise: float, generator: torch.Generator | None
+    terms: Iterable[Terms], classes: int, *, clip: float, noise: float, generator: np.random.Generator | None
 ) -> Tensor:
     """Return the released gradient [C, D]: each term cut to Frobenius norm ``clip`` (inf: as it is), added up, plus
     N(0, (noise clip)^2) on every entry, drawn from ``generator`` (None where ``noise`` is 0).
@@ -73,8 +73,8 @@ def noisy_sum(
     if total_CD is None:
         raise ValueError("there is no term; give those of all classes")
     if noise:
-        normal_CD = torch.randn(total_CD.shape, generator=generator, dtype=total_CD.dtype, device=total_CD.device)
-        total_CD += noise * clip * normal_CD
+        assert generator is not None
+        total_CD += noise * clip * torch.from_numpy(generator.standard_normal(total_CD.shape)).to(total_CD)
     return total_CD
 
 

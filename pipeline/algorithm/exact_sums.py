@@ -380,6 +380,23 @@ def steps_of(contribution: Contribution, grid: Grid) -> Steps:
     return out
 
 
+def impossible(steps: Steps, grid: Grid, clients: int) -> str:
+    """Return the first mean in a sum of so many clients' ``steps_of`` that none can have: whose weight is below 0 or
+    above ``Grid.weights``, or whose values exceed their bound for it; '' for none.
+    """
+    for name, each in steps.items():
+        most, weight = grid.weights.get(name, grid.weights[""]), each["weight"].double()
+        if not bool(((weight >= 0) & (weight <= most)).all()):
+            return name
+        for n, value in each["values"].items():
+            bound = grid.bound(name, n)
+            by = weight.view(*weight.shape, *[1] * (value.dim() - weight.dim())) if weight.dim() else weight
+            largest = bound / _step(grid.magic(name, bound)) * by
+            if not bool((value.double().abs() <= largest + clients).all()):  # each is rounded
+                return name
+    return ""
+
+
 def message_of_steps(steps: Steps, grid: Grid, clients: Sequence[int]) -> dict[str, Any]:
     """Return the sum of some clients' ``steps_of`` as ``ExactSums.message`` has it."""
     sums = {}

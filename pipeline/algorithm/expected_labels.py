@@ -18,7 +18,7 @@ def missing_share(cards: Sequence[Card]) -> Tensor:
     some class.
 
     A class's share is taken to be that among the rows of the clients that identify it. What these shares leave, where
-    it is more than twice its standard error, is of rows whose labels are missing.
+    it is more than twice an upper bound of its standard error, is of rows whose labels are missing.
     """
     count_C, rows_C = (torch.zeros(len(cards[0].count_C), dtype=torch.float64) for _ in range(2))
     for card in cards:

@@ -139,10 +139,19 @@ class Participant:
         return agreed(self._message_key, keys[other][:SECRET_BYTES], purpose)
 
 
+def check_keys(keys: bytes) -> None:
+    """Raise ValueError where these are no two public keys that others can agree with."""
+    if len(keys) != KEYS_BYTES:
+        raise ValueError(f"{len(keys)} bytes, and two public keys have {KEYS_BYTES}")
+    for start in (0, SECRET_BYTES):
+        agreed(X25519PrivateKey.generate(), keys[start : start + SECRET_BYTES], b"check")
+
+
 def unmasked(total_P: Words, keys: Keys, answered: Collection[int], revealed: Revealed) -> Words:
     """Return the sum of the values of those who answered, out of the sum of what they sent: the server's half.
 
-    ValueError where fewer than the threshold revealed their shares, or one of those is false.
+    ValueError where fewer than the threshold revealed their shares, or those do not give the mask key of a client that
+    was lost. A false share of another client's own mask is not found here: it leaves words at random.
     """
     threshold = threshold_of(len(keys))
     if len(revealed) < threshold:

@@ -198,6 +198,8 @@ EPOCH = 3
 """Part of every digest: raise it when a default changes, or the same options come to give another result."""
 SAME_TO_ROUNDING = (2,)
 """Earlier epochs that differ from this one in last bits alone: a table takes in their finished runs, and says so."""
+NOISE = 2
+"""Part of the digests of runs with noise for privacy: raised when it comes to be drawn otherwise."""
 
 
 def digest(experiment: Experiment, epoch: int = EPOCH) -> str:
@@ -219,6 +221,8 @@ def digest(experiment: Experiment, epoch: int = EPOCH) -> str:
     tree["method"] = {"name": method_name(type(experiment.method)), **tree.get("method", {})}
     if (revision := experiment.method.revision) != 1:
         tree["method"]["revision"] = revision
+    if experiment.federation.dp_noise or getattr(experiment.method, "dp_noise", 0.0):
+        tree["noise"] = NOISE
     if plugins := plugins_of(experiment):
         tree["plugins"] = {word: code_digest(of) for word, of in plugins.items()}
     return hashlib.sha256(json.dumps([epoch, tree], sort_keys=True).encode()).hexdigest()

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from anchorfl.pipeline.algorithm.aggregation import Aggregator
     from anchorfl.pipeline.algorithm.client_privacy import ClientPrivacy
 
+LEAST_NOISE = 0.01
+"""Epsilon of less is in the thousands after a single round."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FederationOptions:
@@ -91,6 +94,8 @@ class FederationOptions:
                 raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 0")
         if not 0 <= self.dp_noise < math.inf:
             raise ValueError(f"federation.dp_noise = {self.dp_noise}: must be 0 (off) or above, and finite")
+        if 0 < self.dp_noise < LEAST_NOISE:
+            raise ValueError(f"federation.dp_noise = {self.dp_noise:g}: must be 0 (off) or at least {LEAST_NOISE}")
         if not 0 < self.dp_delta < 1:
             raise ValueError(f"federation.dp_delta = {self.dp_delta}: must be in (0, 1)")
         if self.dp_noise:

@@ -122,6 +122,7 @@ def _terms(analysis: Analysis, round_: int, ids: Sequence[Ints], truth: Truth | 
         given = analysis.rows(card.client)
         kinds.append((_labeled(given), _pseudo_labeled(given, annotate(analysis, round_, card.client, card, sent))))
         server.model.load_state_dict(weights)
+        server.model.eval()  # heads have dropout, too
         with torch.no_grad():
             decided_NC = server.objective.predict(server.model.head(torch.from_numpy(z_ND).float())).numpy() == 1
         risks.append(_risk(decided_NC, given, single=server.objective.kind == "single"))

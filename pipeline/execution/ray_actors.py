@@ -216,7 +216,7 @@ class ClientActor:
         for index, (call, result) in enumerate(self.runners[run].fit_all(round_, calls)):
             client = call.client
             if isinstance(result, Exception):  # any other fault of a client costs that client only
-                reason = f"{type(result).__name__} at its site" if self.pinned else first_line(result)
+                reason = self._at_site(result, run_spec) if self.pinned else first_line(result)
                 failure = Failure(client, reason, fault_kind(result))
                 break
             sizes = [messages.nbytes(m) for m in (result.update, call.client_message, result.memory)]
@@ -232,6 +232,14 @@ class ClientActor:
         reply = CallReply(tuple(metrics), failure, node, system_metrics.peak("client"), self.without_gpu)
         summed = packed(gathering.part())
         return replace(summed, whole={**summed.whole, **whole}), *new_memories, reply
+
+    def _at_site(self, error: Exception, run_spec: list[Any]) -> str:
+        """Return what leaves the site of an error; the rest is written down there."""
+        from anchorfl.tasks.ingest.sites import write_fault  # no other client's process needs it
+
+        spec: RunSpec = ray.get(run_spec[0])
+        write_fault(spec.experiment.task.cache, error)
+        return f"{type(error).__name__} at its site"
 
     def _memory(self, run: str, client: int, packed: messages.Packed | None) -> Any:
         memory, keeps = _unpack(packed), self.memories[run]

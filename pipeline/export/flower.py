@@ -22,7 +22,7 @@ from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.export.apps import PRESET
 from anchorfl.pipeline.export.message_form import as_update, put_together, taken_apart
-from anchorfl.pipeline.export.rounds import Sending, run_spec_of
+from anchorfl.pipeline.export.rounds import Sending, check_kept, run_spec_of
 from anchorfl.pipeline.export.rounds import serve as serve_rounds
 from anchorfl.pipeline.export.secure_exchange import Kind, answer, masked_round
 from anchorfl.pipeline.terminal import Log, say
@@ -32,7 +32,7 @@ from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError, first_line
 
 MEMORY, SENT, TO_IT, UPDATE, ABOUT, METRICS = "memory", "sent", "to it alone", "update", "about", "metrics"
-SECURE, KIND, TEXT = "secure", "kind", "text"
+SECURE, KIND, TEXT, ROUND, MERGED = "secure", "kind", "text", "round", "merged"
 """Keys of records."""
 WAIT_S = 0.5
 """Seconds between two looks at the nodes that are there."""
@@ -112,19 +112,27 @@ def _kept(context: Context) -> str:
 
 
 def fit(folder: Path, content: RecordDict, context: Context) -> RecordDict:
-    """Train a node's client for a round; what it keeps goes into the node's state."""
+    """Train a node's client for a round; what it keeps goes into the node's state, beside what it began with, which it
+    needs again where its update is lost.
+    """
     runner, about, method = _runner(folder), content[ABOUT], _run_spec(folder).experiment.method
     broadcast, to_it = (message_of(content[key], str(about[key]), method) for key in (SENT, TO_IT))
-    memory = {}
-    if MEMORY in context.state:
-        memory = message_of(context.state[MEMORY], str(context.state[ABOUT][MEMORY]), method)
-    client, secure = _client(context), None
+    client, round_, merged, secure = _client(context), int(about[ROUND]), int(about[MERGED]), None
+    memory, before = {}, f"{MEMORY}-{merged}"
+    if found := before in context.state:
+        memory = message_of(context.state[before], str(context.state[ABOUT][before]), method)
     if about[SECURE]:
-        secure, runner.secret, kept = masked_round(str(about[SECURE]), _kept(context))
+        given = {SENT: broadcast, TO_IT: to_it, MEMORY: memory}
+        secure, runner.secret, kept = masked_round(str(about[SECURE]), _kept(context), given)
         context.state[SECURE] = ConfigRecord({TEXT: kept})
-    result = runner.fit(client, int(about["round"]), broadcast, memory, to_it, secure)
-    context.state[MEMORY], form = record_of(result.memory)
-    context.state[ABOUT] = ConfigRecord({MEMORY: form})
+    result = runner.fit(client, round_, broadcast, memory, to_it, secure)
+    check_kept(client, merged, found, result.memory)
+    for name in [name for name in context.state if name.startswith(MEMORY)]:
+        del context.state[name]
+    forms = dict[str, str]()
+    for name, kept_then in ((before, memory), (f"{MEMORY}-{round_}", result.memory)):
+        context.state[name], forms[name] = record_of(kept_then)
+    context.state[ABOUT] = ConfigRecord(forms)
     update, form = record_of(result.update)
     metrics = MetricRecord({"loss": result.loss, "num-examples": runner.all_cards[client].num_examples})
     return RecordDict({UPDATE: update, ABOUT: ConfigRecord({UPDATE: form}), METRICS: metrics})
@@ -174,14 +182,19 @@ def _ask(
     (sent, form), contents, round_ = record_of(sending.broadcast), dict[int, RecordDict](), sending.round
     for client in asked:
         to_it, own_form = record_of(server.client_message(client))
-        about = ConfigRecord({SENT: form, TO_IT: own_form, SECURE: sending.secure, "round": round_})
+        about = ConfigRecord(
+            {
+                SENT: form, TO_IT: own_form, SECURE: sending.secure, ROUND: round_,
+                MERGED: sending.merged.get(client, 0),
+            }
+        )  # fmt: skip
         contents[client] = RecordDict({SENT: sent, TO_IT: to_it, ABOUT: about})
     answered, method = list[int](), run_spec.experiment.method
     for client, content in _replies(run_spec, grid, nodes, round_, "train", contents, log):
         try:
             message = message_of(content[UPDATE], str(content[ABOUT][UPDATE]), method)
             update = as_update(message, bool(sending.secure))
-        except (InputError, KeyError, TypeError, ValueError) as error:
+        except (InputError, KeyError, TypeError, ValueError, RecursionError) as error:
             why = str(error) if isinstance(error, InputError) else first_line(error)
             log(f"round {round_}: the message of client {client} is no update: {why}")
             continue
@@ -198,7 +211,15 @@ def _nodes(grid: Grid, clients: int, log: Log) -> dict[int, int]:
         time.sleep(WAIT_S)
     asked = [Message(content=RecordDict(), dst_node_id=node, message_type="query") for node in known]
     replies = list(grid.send_and_receive(asked))
-    found = {int(r.content[ABOUT]["client"]): r.metadata.src_node_id for r in replies if not r.has_error()}
+    found = dict[int, int]()
+    for reply in (r for r in replies if not r.has_error()):
+        client, node = int(reply.content[ABOUT]["client"]), reply.metadata.src_node_id
+        if client in found:
+            raise InputError(
+                f"nodes {found[client]} and {node} both have the data of client {client}: give each a partition-id of"
+                " its own"
+            )
+        found[client] = node
     if missing := sorted({*range(clients)} - found.keys()):
         raise InputError(f"no node has the data of client {missing[0]}; each node's partition-id names its client")
     return found

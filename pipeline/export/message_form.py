@@ -32,7 +32,7 @@ def put_together(tensor_at: Callable[[str], Tensor], form: str, method: Method[A
     """Return the message of a form. tensor_at: path -> tensor.
 
     Names of dataclasses are those of the modules of the method and its bases. Raises InputError where there is no such
-    name, what ``tensor_at`` raises where a tensor lacks, ValueError or TypeError where the form is none.
+    name, what ``tensor_at`` raises where a tensor lacks, ValueError, TypeError or RecursionError where it is no form.
     """
     modules = (vars(sys.modules[kind.__module__]) for kind in type(method).__mro__)
     names = ChainMap({MaskedUpdate.__name__: MaskedUpdate}, *modules)
@@ -40,6 +40,8 @@ def put_together(tensor_at: Callable[[str], Tensor], form: str, method: Method[A
     def build(part: Form) -> Any:
         if isinstance(part, str):
             return tensor_at(part)
+        if not (isinstance(part, dict) and isinstance(part.get("of"), dict)):
+            raise TypeError("the form of a message is a path, or has parts: this is neither")
         inner = {name: build(each) for name, each in part["of"].items()}
         if "is" not in part:
             return inner

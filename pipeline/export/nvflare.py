@@ -28,7 +28,7 @@ from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.export.apps import PRESET
 from anchorfl.pipeline.export.message_form import as_update, put_together, taken_apart
-from anchorfl.pipeline.export.rounds import Sending, run_spec_of, serve
+from anchorfl.pipeline.export.rounds import Sending, check_kept, run_spec_of, serve
 from anchorfl.pipeline.export.secure_exchange import Kind, answer, masked_round
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.training.client import ClientRunner
@@ -41,8 +41,10 @@ TRAIN, EXCHANGE = "train", "exchange"
 SENT, TO_IT, UPDATE = "sent", "to_it_alone", "update"
 """Keys of messages; the form of each stands under its key and ``FORM``."""
 FORM, ROUND, SECURE, KIND, TEXT = "_form", "round", "secure", "kind", "text"
-MEMORY = "memory.safetensors"
-"""File in a site's folder of the job: what its client keeps between rounds."""
+MERGED = "merged"
+"""Key of the last round in which the client's update was merged; 0: none."""
+MEMORY = "memory-{}.safetensors"
+"""File in a site's folder of the job: what its client kept in a round."""
 SECRET = "secure.json"
 """Beside it: its secret, and what it has said, for secure aggregation."""
 LOOK_S = 0.05
@@ -122,17 +124,23 @@ def fit(preset: Path, client: int, content: Mapping[str, Any], folder: Path) -> 
     """Train a site's client for a round; what it keeps goes into a file in ``folder``. preset: the experiment."""
     runner, method = _runner(preset), _run_spec(preset).experiment.method
     broadcast, to_it = (taken(content, key, method) for key in (SENT, TO_IT))
-    path, memory = folder / MEMORY, {}
-    if path.exists():
+    round_, merged, memory = int(content[ROUND]), int(content[MERGED]), {}
+    path = folder / MEMORY.format(merged)
+    if found := path.exists():
         with safe_open(path, "pt") as file:
             memory = put_together(file.get_tensor, file.metadata()[FORM], method)
     secure = None
     if content[SECURE]:
-        secure, runner.secret, kept = masked_round(str(content[SECURE]), _kept(folder))
+        given = {SENT: broadcast, TO_IT: to_it, "memory": memory}
+        secure, runner.secret, kept = masked_round(str(content[SECURE]), _kept(folder), given)
         _keep(folder, kept)
-    result = runner.fit(client, int(content[ROUND]), broadcast, memory, to_it, secure)
+    result = runner.fit(client, round_, broadcast, memory, to_it, secure)
+    check_kept(client, merged, found, result.memory)
     tensors, form = taken_apart(result.memory)
-    write_atomically(path, save(tensors, {FORM: form}))
+    after = folder / MEMORY.format(round_)
+    write_atomically(after, save(tensors, {FORM: form}))
+    for other in {*folder.glob(MEMORY.format("*"))} - {path, after}:  # what it began with is needed where this is lost
+        other.unlink()
     reply = dict[str, Any]()
     put(reply, UPDATE, result.update)
     return reply
@@ -188,13 +196,14 @@ class AnchorController(Controller):  # type: ignore[misc]  # as above
         put(shared, SENT, sending.broadcast)
         contents = {client: dict(shared) for client in asked}
         for client, content in contents.items():
+            content[MERGED] = sending.merged.get(client, 0)
             put(content, TO_IT, server.client_message(client))
         answered, round_, method = list[int](), sending.round, run_spec.experiment.method
         answers = self._answers(run_spec, sites, TRAIN, round_, contents, fl_ctx, abort_signal)
         for client, reply in answers.items():
             try:
                 update = as_update(taken(reply, UPDATE, method), bool(sending.secure))
-            except (InputError, KeyError, TypeError, ValueError, SafetensorError) as error:
+            except (InputError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
                 why = str(error) if isinstance(error, InputError) else first_line(error)
                 self.log_info(fl_ctx, f"round {round_}: the message of client {client} is no update: {why}")
                 continue
@@ -234,8 +243,11 @@ class AnchorController(Controller):  # type: ignore[misc]  # as above
 
 
 def sites_of(names: Sequence[str], clients: int) -> list[str]:
-    """Return the site of every client. InputError: a client has none."""
-    site_of = {client_of(name): name for name in names}
+    """Return the site of every client. InputError: a client has none, or two."""
+    site_of = dict[int, str]()
+    for name in names:
+        if (other := site_of.setdefault(client_of(name), name)) != name:
+            raise InputError(f"sites {other!r} and {name!r} have one number, and train one client: rename one")
     if missing := sorted({*range(clients)} - site_of.keys()):
         raise InputError(f"no site has the data of client {missing[0]}: the name of its site ends in {missing[0] + 1}")
     return [site_of[client] for client in range(clients)]

@@ -4,11 +4,11 @@ quorum and the saved model, with the bits of ``anchorfl run``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from anchorfl.pipeline.algorithm.contract import ServerState
+from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.federation import quorum_size
 from anchorfl.pipeline.export.secure_exchange import Exchange, RemoteClients, text_of
@@ -31,6 +31,21 @@ class Sending:
     broadcast: ServerState
     secure: str
     """``secure_exchange.text_of`` the round, where ``federation.secure_aggregation`` asks; else ""."""
+    merged: Mapping[int, int]
+    """Client -> last round in which its update was merged, whose memory it goes on with; without those that have none.
+    """
+
+
+def check_kept(client: int, merged: int, found: bool, memory: Tensors) -> None:
+    """Raise InputError where a client keeps something between rounds, and what it kept in round ``merged`` is gone.
+
+    memory: what it keeps after this round.
+    """
+    if merged and memory and not found:
+        raise InputError(
+            f"what client {client} kept in round {merged} is gone from this site, and it trains no more: start the run"
+            " anew"
+        )
 
 
 Ask = Callable[[Server, Sending, Sequence[int]], list[int]]
@@ -51,10 +66,11 @@ def serve(run_spec: RunSpec, ask: Ask, exchange: Exchange, place: Path, log: Log
     one_thread()
     experiment, server = run_spec.experiment, Server(run_spec)
     federation, server.clients = experiment.federation, RemoteClients(exchange, log)
+    merged = dict[int, int]()
     for round_ in range(1, federation.rounds + 1):
         chosen = cohort_of(federation, experiment.task.clients, round_, experiment.seed)
         broadcast, secure = server.broadcast(round_), server.secure_round(round_, chosen)
-        sending = Sending(round_, broadcast, text_of(round_, secure))
+        sending = Sending(round_, broadcast, text_of(round_, secure), merged)
         least, answered = quorum_size(federation.quorum, len(chosen)), list[int]()
         left = list(chosen) if secure is None else sorted(secure.keys)
         while True:
@@ -62,6 +78,7 @@ def serve(run_spec: RunSpec, ask: Ask, exchange: Exchange, place: Path, log: Log
             answered, left = _aggregate(server, round_, sorted(answered), least, log)
             if not left:
                 break
+        merged |= dict.fromkeys(answered, round_)
         if round_ == federation.rounds or round_ % experiment.evaluation.every == 0:
             log(f"round {round_}/{federation.rounds}  {_scores(server, 'validation')}")
     if experiment.evaluation.test != "never":
@@ -71,8 +88,8 @@ def serve(run_spec: RunSpec, ask: Ask, exchange: Exchange, place: Path, log: Log
 
 
 def _aggregate(server: Server, round_: int, answered: list[int], least: int, log: Log) -> tuple[list[int], list[int]]:
-    """Merge what came in, without updates that the server refuses. Return two empty lists where it is done; else the
-    clients whose updates it still has, and those that have to train again. InputError: fewer than ``least`` are left.
+    """Merge what came in, without updates that the server refuses. Return those whose updates it has, and those that
+    have to train again, none where it is done. InputError: fewer than ``least`` are left.
     """
     while True:
         if len(answered) < least:
@@ -88,7 +105,7 @@ def _aggregate(server: Server, round_: int, answered: list[int], least: int, log
         except QuorumError as error:
             raise InputError(f"round {round_}: {error}") from error
         else:
-            return [], []
+            return answered, []
 
 
 def _scores(server: Server, split: str) -> str:

@@ -13,7 +13,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from anchorfl.pipeline.algorithm.secure_aggregation import SECRET_BYTES, Keys, Participant, Revealed, digest
+from anchorfl.pipeline.algorithm.messages import checksum
+from anchorfl.pipeline.algorithm.secure_aggregation import SECRET_BYTES, Keys, Participant, Revealed, check_keys, digest
 from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.secure_round import SecureRound
 from anchorfl.tasks.errors import InputError
@@ -46,16 +47,25 @@ class Kept:
     """Last round in which it sent an update or revealed shares."""
     keys: bytes = b""
     """Digest of the keys under which it did."""
+    sent: str = ""
+    """Checksum of what it trained on; "": it has not yet."""
     answered: tuple[int, ...] = ()
     """Those for whom it revealed shares in that round; (): it has not yet."""
 
-    def in_round(self, number: int, keys: Keys) -> Kept:
-        """Return what is kept once the site has sent something in a round. InputError: it has, under other keys."""
+    def in_round(self, number: int, keys: Keys, sent: str = "") -> Kept:
+        """Return what is kept once the site has sent something in a round. sent: checksum of what it trains on; "": it
+        does not. InputError: it has, under other keys or on something else.
+        """
         if number < self.round or (number == self.round and digest(keys) != self.keys):
             raise InputError(
                 f"round {number}: asked again, under other keys: a second answer would give an update away"
             )
-        return self if number == self.round else replace(self, round=number, keys=digest(keys), answered=())
+        now = self if number == self.round else replace(self, round=number, keys=digest(keys), sent="", answered=())
+        if now.sent and sent and now.sent != sent:
+            raise InputError(
+                f"round {number}: asked again, to train on something else: a second answer would give an update away"
+            )
+        return replace(now, sent=sent or now.sent)
 
 
 def answer(client: int, kind: str, text: str, kept: str) -> tuple[str, str]:
@@ -76,10 +86,12 @@ def answer(client: int, kind: str, text: str, kept: str) -> tuple[str, str]:
     return encoded(revealed), encoded(replace(now, answered=request.answered))
 
 
-def masked_round(text: str, kept: str) -> tuple[SecureRound, bytes, str]:
-    """Return the round of ``text`` and the site's secret, and what it keeps. Arguments and errors as ``answer``."""
+def masked_round(text: str, kept: str, given: Mapping[str, object]) -> tuple[SecureRound, bytes, str]:
+    """Return the round of ``text`` and the site's secret, and what it keeps. given: all that the update is made from
+    beside the site's own. Other arguments and errors as ``answer``.
+    """
     before, (number, secure) = _kept(kept), decoded(text, tuple[int, SecureRound])
-    return secure, before.secret, encoded(before.in_round(number, secure.keys))
+    return secure, before.secret, encoded(before.in_round(number, secure.keys, checksum(dict(given))))
 
 
 def text_of(round_: int, secure: SecureRound | None) -> str:
@@ -97,7 +109,8 @@ class RemoteClients:
 
     def keys(self, round_: int, clients: Sequence[int]) -> Keys:
         """Return the keys of those clients whose shares are with all others."""
-        keys = self._asked("keys", round_, dict.fromkeys(clients, Request(round_)), bytes)
+        given = self._asked("keys", round_, dict.fromkeys(clients, Request(round_)), bytes)
+        keys = {client: each for client, each in given.items() if self._are_keys(round_, client, each)}
         while keys:
             self._shares = self._asked("shares", round_, dict.fromkeys(keys, Request(round_, keys)), dict[int, bytes])
             if self._shares.keys() == keys.keys() and all(sent.keys() == keys.keys() for sent in self._shares.values()):
@@ -114,6 +127,14 @@ class RemoteClients:
         }
         given = self._asked("reveal", round_, requests, dict[int, bytes])
         return {client: shares for client, shares in given.items() if shares.keys() == keys.keys()}
+
+    def _are_keys(self, round_: int, client: int, keys: bytes) -> bool:
+        try:
+            check_keys(keys)
+        except ValueError as error:
+            self.log(f"round {round_}: the keys of client {client} are none: {error}")
+            return False
+        return True
 
     def _asked(self, kind: Kind, round_: int, requests: Mapping[int, Request], as_type: type[T]) -> dict[int, T]:
         out = dict[int, T]()

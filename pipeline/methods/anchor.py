@@ -128,7 +128,8 @@ class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
 
     @property
     def sends_weights_alone(self) -> bool:
-        return not (self.control_variates or self.generates)  # the generator sees the mean before there is noise
+        # the generator sees the mean before there is noise, and shares are of every client's labels
+        return not (self.control_variates or self.generates or self.shares)
 
     def begin(self, ctx: ServerContext) -> AnchorState:
         controlled = self.control_variates and ctx.objective.kind == "single"

@@ -81,4 +81,4 @@ class FedALC(Spreadout):
             return gradient(rows_CD, index_CK, slope_CK)
         blocks = (slice(start, start + ROWS_PER_BLOCK) for start in range(0, len(rows_CD), ROWS_PER_BLOCK))
         every = (Terms(*terms(rows_CD, index_CK, slope_CK, block)) for block in blocks)
-        return noisy_sum(every, len(rows_CD), clip=self.dp_clip, noise=self.dp_noise, generator=ctx.rng)
+        return noisy_sum(every, len(rows_CD), clip=self.dp_clip, noise=self.dp_noise, generator=ctx.noise_rng)

@@ -119,7 +119,8 @@ class Run:
     def partition(self) -> pd.DataFrame:
         """Return who holds what: a row per client and class that it holds or identifies.
 
-        Columns: ``client``, ``class``, ``rows`` (hidden labels included) and ``identified``.
+        Columns: ``client``, ``class``, ``rows`` (of classes that it does not identify, too; without labels that
+        ``task.hidden_labels`` hid) and ``identified``.
         """
         import pandas as pd
 

@@ -56,6 +56,8 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
 def check_options(experiment: Experiment, data: Prepared) -> None:
     """Raise InputError where options do not go with each other or with the data, before anything is made of them."""
     check_method(experiment.method, experiment.task, data.manifest.kind)
+    if experiment.task.partition == "one_class" and len(data.manifest.class_names) < 2:
+        raise InputError("task.partition = 'one_class' needs two classes: with one there is one client, and no other")
     _check_heads(experiment, data)
     _check_privacy(experiment)
     _check_secure(experiment)
@@ -192,7 +194,8 @@ def _check_privacy(experiment: Experiment) -> None:
     if not method.sends_weights_alone:
         can = ", ".join(name for name, kind in METHODS.items() if kind().sends_weights_alone)
         raise InputError(
-            f"{option} is for methods whose clients send weights alone ({can}), and not for {method.name!r}"
+            f"{option} is for methods whose clients send weights alone, and get nothing else that others' data decide"
+            f" ({can}; docs/client-privacy.md says how anchor does), and not for {method.name!r}"
         )
     if method.weighting != "uniform":  # type: ignore[attr-defined]  # such a method averages
         raise InputError(f"{option}: one with many rows counts more than others; set method.weighting to 'uniform'")

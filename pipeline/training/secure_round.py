@@ -16,7 +16,15 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import clip_step, norm_of
 from anchorfl.pipeline.algorithm.contract import ClientResult, Method, ServerState, Update
-from anchorfl.pipeline.algorithm.exact_sums import ExactSums, Grid, Steps, beyond, message_of_steps, steps_of
+from anchorfl.pipeline.algorithm.exact_sums import (
+    ExactSums,
+    Grid,
+    Steps,
+    beyond,
+    impossible,
+    message_of_steps,
+    steps_of,
+)
 from anchorfl.pipeline.algorithm.secure_aggregation import (
     KEYS_BYTES,
     SEALED_BYTES,
@@ -113,14 +121,26 @@ class Masking:
         return MaskedUpdate(_taken_apart(values_P, steps))
 
 
+@dataclass
+class _Group:
+    """Clients whose masked updates have one form."""
+
+    form: Steps
+    total_P: npt.NDArray[np.uint64]
+    clients: list[int]
+
+
 class MaskedSum:
     """The server's half: the sum of what came in, and what becomes of it."""
 
     def __init__(self, round_: int, secure: SecureRound, clients: Clients) -> None:
         self.round, self.secure, self.clients = round_, secure, clients
-        self.answered: list[int] = []
-        self._total_P: npt.NDArray[np.uint64] | None = None
-        self._form: Steps = {}
+        self._groups: list[_Group] = []
+
+    @property
+    def answered(self) -> list[int]:
+        """Whose masked updates came in, ascending."""
+        return sorted(client for group in self._groups for client in group.clients)
 
     def add(self, client: int, update: MaskedUpdate) -> str:
         """Add what a client sent. Return why that cannot be; '' where it was."""
@@ -129,34 +149,47 @@ class MaskedSum:
         kinds = {t.dtype for _, t in messages.tensors(update.terms)}
         if kinds != {torch.int64}:
             return f"it holds {', '.join(sorted(map(str, kinds))) or 'nothing'}, and no whole numbers"
-        if self._total_P is None:
-            self._form, self._total_P = update.terms, _joined(update.terms)
-        elif fault := messages.shape_mismatch(update.terms, self._form):
-            return fault
+        same = (group for group in self._groups if not messages.shape_mismatch(update.terms, group.form))
+        if (group := next(same, None)) is not None:
+            group.total_P += _joined(update.terms)
+            group.clients.append(client)
         else:
-            self._total_P += _joined(update.terms)
-        self.answered.append(client)
+            self._groups.append(_Group(update.terms, _joined(update.terms), [client]))
         return ""
+
+    def drop_others(self) -> dict[int, str]:
+        """Leave out updates of another form than most have; return why, by client."""
+        self._groups.sort(key=lambda group: -len(group.clients))
+        first, others = self._groups[:1], self._groups[1:]
+        self._groups = first
+        return {c: messages.shape_mismatch(group.form, first[0].form) for group in others for c in group.clients}
 
     def clear(self) -> None:
         """Forget what came in."""
-        self.answered, self._total_P = [], None
+        self._groups = []
 
     def part(self) -> Part:
-        """Return the sum of all clients in the clear. QuorumError where too few answered, or still do, to open it."""
-        answered, keys = sorted(self.answered), self.secure.keys
+        """Return the sum of all clients in the clear. QuorumError where too few answered, or still do, to open it, or
+        what is opened is no sum.
+        """
+        answered, keys, grid = self.answered, self.secure.keys, self.secure.grid
         if (least := threshold_of(len(keys))) > len(answered):
             raise QuorumError(
                 f"{len(answered)} of {len(keys)} clients answered, and {least} must, so that their sum can be opened"
                 " (federation.secure_aggregation)"
             )
-        assert self._total_P is not None  # somebody answered
+        (group,) = self._groups  # somebody answered, and ``drop_others`` left one
         try:
-            total_P = unmasked(self._total_P, keys, answered, self.clients.reveal(self.round, keys, answered))
+            total_P = unmasked(group.total_P, keys, answered, self.clients.reveal(self.round, keys, answered))
         except ValueError as error:
             raise QuorumError(f"the sum cannot be opened: {error}") from error
-        sums = message_of_steps(_taken_apart(total_P, self._form), self.secure.grid, answered)
-        return Part(sums, dict.fromkeys(answered, 0.0))
+        steps = _taken_apart(total_P, group.form)
+        if term := impossible(steps, grid, len(answered)):
+            raise QuorumError(
+                f"what was opened is no sum of {term!r}: a share or an update of one of the {len(answered)} clients is"
+                " false"
+            )
+        return Part(message_of_steps(steps, grid, answered), dict.fromkeys(answered, 0.0))
 
     @property
     def exchanged_bytes(self) -> int:

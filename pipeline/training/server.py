@@ -16,7 +16,7 @@ from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, Se
 from anchorfl.pipeline.algorithm.exact_sums import Grid, bounds_of
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.parameters import tied_weights
-from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.algorithm.seeds import noise_rng, torch_rng
 from anchorfl.pipeline.algorithm.update_filters import filters_of
 from anchorfl.pipeline.training.client import CPU
 from anchorfl.pipeline.training.errors import RejectedError
@@ -163,6 +163,8 @@ class Server:
         if {*clients} != {*begun.collected, *begun.faults}:
             raise ValueError(f"round {round_}: updates of {sorted(begun.collected)} to merge, not of {sorted(clients)}")
         faults, sent_norm = begun.faults, begun.norm
+        if begun.masked is not None:
+            faults |= begun.masked.drop_others()
         order = sorted(gathering.norms)
         norms = [gathering.norms[client] for client in order]
         for client, norm, large in zip(order, norms, out_of_scale(norms, sent_norm), strict=True):
@@ -215,7 +217,7 @@ class Server:
         merged = self.method.merge(self.state, gathering.means(), ctx)
         if self.privacy is None:
             return merged, counts
-        rng = torch_rng(self.run_spec.experiment.seed, "client privacy", "round", begun.number)
+        rng = noise_rng(self.run_spec.experiment.seed, "client privacy", "round", begun.number)
         weights = self.privacy.private_mean(merged.weights, begun.sent.weights, len(gathering.norms), rng)
         weights |= {name: begun.sent.weights[name] for name in self.method.constant}
         if ctx.round == ctx.rounds:
@@ -289,6 +291,7 @@ class Server:
             torch_rng(experiment.seed, "server", "round", round_), round_, experiment.federation.rounds,
             concepts_CMD=self.run_spec.concepts_CMD, texts=self.texts, spec=self.data.manifest.spec,
             workspace=self.scorer, average=self.aggregator.average,
+            noise_rng=noise_rng(experiment.seed, "server", "round", round_),
         )  # fmt: skip
 
     def _validate(self, weights: Tensors) -> Tensor:

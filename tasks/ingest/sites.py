@@ -12,6 +12,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,8 @@ from anchorfl.tasks.partition.stratify import TrainingRows
 T = TypeVar("T")
 Log = Callable[[str], None]
 FAULTS = "site-faults.txt"
-"""File in a site's cache folder with what went wrong there: a message about a row may quote it, and does not leave."""
+"""File in a site's cache folder, for its people alone, with what went wrong there: a message about a row may quote it,
+and does not leave."""
 SHARE = 0.001
 """Of a site's resource, for each thing that runs there."""
 
@@ -116,7 +118,7 @@ def prepare_at_sites(task: Task, options: TaskOptions, seed: int, log: Log) -> P
         for client in range(len(names))
     ]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    os.mkdir(building)
+    os.mkdir(building, 0o700)
     try:
         parts = sites.ask(_write, jobs)
         destination = Destination.of(building)
@@ -248,7 +250,8 @@ def _is_prepared(folder: str, client: int) -> bool:
 def _write(job: _Job) -> tuple[Table, Table]:
     """Write a site's rows; return ``WRITTEN`` of it, and its rows of every class that it identifies."""
     table, labels = _rows_of_site(job.task, job.options)
-    os.makedirs(job.building)
+    _discard(job.building)  # of a process that was lost midway
+    os.makedirs(job.building, 0o700)
     encoding = _encoding(job, Destination.of(job.building))
     numbers = row_numbers(job.raw, job.rows)[job.start : job.start + table.num_rows]
     number_N = in_order(table["row"].to_numpy(), numbers)
@@ -284,7 +287,7 @@ class _Sites:
         """Raise InputError where no node offers one of them."""
         import ray  # only data at sites need it
 
-        self.names, self.resources = options.site_names, options.site_resources
+        self.names, self.resources, self.cache = options.site_names, options.site_resources, options.cache
         everywhere: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # ray has no annotation here
         there = {name for node in everywhere if node["Alive"] for name in node["Resources"]}
         for name, resource in zip(self.names, self.resources, strict=True):
@@ -300,7 +303,7 @@ class _Sites:
 
         remote: Any = ray.remote(num_cpus=0, max_retries=2)(_at_site)
         refs = [
-            remote.options(resources={resource: SHARE}).remote(function, *given)
+            remote.options(resources={resource: SHARE}).remote(self.cache, function, *given)
             for resource, given in zip(self.resources, arguments, strict=True)
         ]
         answers = []
@@ -312,13 +315,18 @@ class _Sites:
         return answers
 
 
-def _at_site(function: Callable[..., T], *arguments: Any) -> tuple[str, T | None]:
+def _at_site(cache: str, function: Callable[..., T], *arguments: Any) -> tuple[str, T | None]:
     """Return ("", answer); or (kind of error, None), and write the reason where the site's people find it."""
     try:
         return "", function(*arguments)
     except Exception as error:
-        path = cache_root("") / FAULTS
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write("".join(traceback.format_exception(error)))
+        write_fault(cache, error)
         return f"its rows cannot be prepared ({type(error).__name__})", None
+
+
+def write_fault(cache: str, error: Exception) -> None:
+    """Add an error to the faults of this site. cache: ``task.cache``."""
+    folder = cache_root(cache)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / FAULTS, "a", encoding="utf-8", opener=partial(os.open, mode=0o600)) as stream:
+        stream.write("".join(traceback.format_exception(error)))

@@ -97,7 +97,8 @@ def largest_remainder(share_K: npt.NDArray[np.floating[Any]], total: int, room_K
     """Return whole numbers that add to ``total``, near ``share_K``, at most ``room_K``: floors, then the largest
     remainders.
 
-    Equal remainders go to the lower index. Raises ValueError where the room is too small.
+    Of equal remainders the smaller share's comes first, then the lower index. Raises ValueError where the room is too
+    small.
     """
     room_K = np.full(len(share_K), total) if room_K is None else room_K
     if room_K.sum() < total:

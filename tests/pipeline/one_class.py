@@ -77,7 +77,8 @@ def clients(data: Rows) -> list[tuple[Card, ClientData]]:
 
 def server(model, cards, initial_messages=(), seed=0, round_=1):
     rng = torch.Generator().manual_seed(seed + round_)
-    return ServerContext(model, cards, Objective("multi"), None, rng, round_, 3, initial_messages)
+    noise = np.random.default_rng(seed + round_)
+    return ServerContext(model, cards, Objective("multi"), None, rng, round_, 3, initial_messages, noise_rng=noise)
 
 
 def parts(rows):

@@ -134,14 +134,18 @@ class Sweep:
         lower number. So a trial that was stopped early is never chosen over a whole one.
         """
         scored = [t for t in self.trials if t.status != "failed" and t.scores(self.rule)]
-        return sorted(scored, key=lambda t: (-t.rounds, -statistics.fmean(t.scores(self.rule)), t.number))
+        return sorted(scored, key=lambda t: (-t.rounds, -self._score(t), t.number))
 
     @property
     def tied(self) -> list[Trial]:
         """Trials that are as good as the best, itself among them, in order of number."""
         ranked = self.ranked()
-        keys = [(t.rounds, statistics.fmean(t.scores(self.rule))) for t in ranked]
+        keys = [(t.rounds, self._score(t)) for t in ranked]
         return [trial for trial, key in zip(ranked, keys, strict=True) if key == keys[0]]
+
+    def _score(self, trial: Trial) -> float:
+        """Return the mean by which trials are ranked: means of equal scores differ in last bits."""
+        return round(statistics.fmean(trial.scores(self.rule)), 12)
 
     @property
     def best(self) -> Trial | None:
@@ -154,7 +158,7 @@ class Sweep:
         out = list[Trial]()
         whole = [t for t in self.ranked() if t.status == "finished"] if self.against else []
         for trial in sorted(whole, key=lambda t: t.expense):  # of equal expense the better one is first, as ranked
-            if not out or statistics.fmean(trial.scores(self.rule)) > statistics.fmean(out[-1].scores(self.rule)):
+            if not out or self._score(trial) > self._score(out[-1]):
                 out.append(trial)
         return out
 

@@ -30,7 +30,7 @@ from anchorfl.tuning.tables.plots import (
     split_of_curves,
 )
 from anchorfl.tuning.tables.published import Row, metrics_of, published_traffic, quoted_lines
-from anchorfl.tuning.tables.ranks import ALPHA, FEWEST, Duel, Ranking, duels_of, ranking_of, whole_rows
+from anchorfl.tuning.tables.ranks import ALPHA, DIGITS, FEWEST, Duel, Ranking, duels_of, ranking_of, whole_rows
 from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
 FIGURES = "figures"
@@ -246,7 +246,7 @@ def scores_across(table: Table) -> list[list[str]]:
     for data, rows in table.data:
         metric = metrics_of(table.paper, data)[0]
         entries = [e for e in table.entries if e.row in rows and e.metric == metric]
-        mean = {e.row.key: e.mean for e in entries if e.mean is not None}
+        mean = {e.row.key: round(e.mean, DIGITS) for e in entries if e.mean is not None}
         for e in entries:
             if e.row.key in mean:
                 rank = 1 + sum(other > mean[e.row.key] for other in mean.values())

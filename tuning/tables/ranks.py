@@ -72,6 +72,10 @@ class Ranking:
         return groups
 
 
+DIGITS = 9
+"""Of scores that are compared: means of equal scores differ in last bits."""
+
+
 def rank(scores: Mapping[str, Mapping[str, float]]) -> Ranking | None:
     """Rank methods by score, on the data sets that have all of them.
 
@@ -84,7 +88,7 @@ def rank(scores: Mapping[str, Mapping[str, float]]) -> Ranking | None:
     methods = [m for m in next(iter(scores.values()), {}) if all(m in of for of in scores.values())]
     if len(settings) < FEWEST or len(methods) < FEWEST:
         return None
-    rank_SM = rankdata([[-scores[s][m] for m in methods] for s in settings], axis=1)
+    rank_SM = rankdata([[-round(scores[s][m], DIGITS) for m in methods] for s in settings], axis=1)
     s, m = rank_SM.shape
     mean_M = rank_SM.mean(0)
     chi = 12 * s / (m * (m + 1)) * (float((mean_M**2).sum()) - m * (m + 1) ** 2 / 4)
@@ -108,7 +112,7 @@ def probability_better(difference_S: npt.ArrayLike) -> float:
     where neither is ever higher.
     """
     z_S = np.concatenate([[0.0], np.asarray(difference_S, dtype=np.float64)])
-    sign_SS = np.sign(z_S[:, None] + z_S)
+    sign_SS = np.sign(np.round(z_S[:, None] + z_S, DIGITS))
     weight_ZS = np.random.default_rng(0).dirichlet([0.5, *[1.0] * (len(z_S) - 1)], size=DRAWS)
     return float(np.heaviside(((weight_ZS @ sign_SS) * weight_ZS).sum(1), 0.5).mean())
 

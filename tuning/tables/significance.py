@@ -38,7 +38,7 @@ def compare_paired(first: Mapping[int, float], second: Mapping[int, float]) -> P
 
     seeds = sorted(set(first) & set(second))
     a, b = [first[s] for s in seeds], [second[s] for s in seeds]
-    differences = [x - y for x, y in zip(a, b, strict=True)]
+    differences = [round(x - y, 12) for x, y in zip(a, b, strict=True)]  # equal ones are ties, to the last bit
     mean = statistics.fmean(differences) if differences else math.nan
     if len(seeds) < FEWEST or max(differences) - min(differences) < 1e-12:
         return PairedComparison(len(seeds), mean)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from scipy import optimize, stats
 
+from anchorfl.pipeline.algorithm import client_privacy
 from anchorfl.pipeline.algorithm.aggregation import clip_step, mean_of
 from anchorfl.pipeline.algorithm.client_privacy import ClientPrivacy
-from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.algorithm.seeds import noise_rng
 from anchorfl.tasks.errors import InputError
 
 
@@ -27,12 +28,12 @@ def test_the_mean_is_that_of_the_paper():
     tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in sent.items()}
     updates = [{n: torch.tensor(sent[n] + s[n], dtype=torch.float32) for n in sent} for s in steps]
     mean = mean_of([clip_step(update, tensors, 0.5)[0] for update in updates], [1.0] * 3)
-    made = privacy(clients=4, population=10).private_mean(mean, tensors, 3, torch_rng("x"))
-    noise, expected = torch_rng("x"), {}
+    made = privacy(clients=4, population=10).private_mean(mean, tensors, 3, noise_rng("x"))
+    noise, expected = noise_rng("x"), {}
     lengths = [math.sqrt(sum(float((s[n] ** 2).sum()) for n in sent)) for s in steps]
     for name, value in sent.items():
         total = sum(s[name] * min(1.0, 0.5 / length) for s, length in zip(steps, lengths, strict=True))
-        normal = torch.randn(value.shape, generator=noise, dtype=torch.float64).numpy()
+        normal = noise.standard_normal(value.shape)
         expected[name] = value + (total + 1.0 * 0.5 * normal) / 4
     for name in sent:
         assert made[name].dtype == torch.float32
@@ -41,7 +42,7 @@ def test_the_mean_is_that_of_the_paper():
 
 def test_the_noise_has_its_deviation():
     zero = {"a": torch.zeros(200_000)}
-    made = privacy(noise=2.0, clip=0.5, clients=10).private_mean(zero, zero, 10, torch_rng("y"))["a"]
+    made = privacy(noise=2.0, clip=0.5, clients=10).private_mean(zero, zero, 10, noise_rng("y"))["a"]
     assert float(made.std()) == pytest.approx(0.1, rel=0.01)
     assert abs(float(made.mean())) < 0.001
 
@@ -110,11 +111,19 @@ def test_an_empty_draw_must_be_unlikely():
         privacy(population=10, clients=5).epsilon(50)
 
 
+def test_little_noise_is_counted_in_time_and_to_the_same_figure(monkeypatch):
+    """The step of the losses grows with them."""
+    coarse = privacy(0.6, population=100, clients=60).epsilon(3)
+    monkeypatch.setattr(client_privacy, "INTERVAL", client_privacy.INTERVAL / 4)
+    assert privacy(0.6, population=100, clients=60, clip=0.4).epsilon(3) == pytest.approx(coarse, rel=1e-4)
+    assert privacy(0.01, population=100, clients=60).epsilon(3) > 1e3
+
+
 def test_the_notice_says_for_whom_and_what_is_not_covered():
     line = privacy(6.0).notice(50)
     assert line.startswith("DP of clients: epsilon 0.42")
     assert (
         "at delta 1e-05 after 50 rounds, for one client more or less (noise 6 x clip 0.5, 100 of 1000 clients" in line
     )
-    assert "cards, scores and losses are not covered" in line
+    assert "cards, scaling, vocabulary, scores and losses are not covered" in line
     assert "with any other data" in privacy(6.0, poisson=False).notice(50)

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for, torch_rng
+from anchorfl.pipeline.algorithm.seeds import noise_rng, numpy_rng, seed_for, torch_rng
 
 
 def test_names_that_read_alike_have_seeds_of_their_own():
@@ -21,7 +21,15 @@ def test_generators_follow_from_the_names():
     for draw in (
         lambda *names: torch.rand(3, generator=torch_rng(*names)).tolist(),
         lambda *names: [*numpy_rng(*names).random(3)],
+        lambda *names: [*noise_rng(*names).random(3)],
     ):
         assert draw(7, "client", 3) == draw(7, "client", 3)
         assert draw(7, "client", 3) != draw(8, "client", 3) != draw(7, "client", 4)
     assert seed_for(4321, "model") == 9142705389949142777, "a change here changes every published result"
+
+
+def test_noise_that_is_a_secret_has_more_seeds_than_can_be_tried():
+    """torch's generator on a CPU keeps 32 bits of a seed: all of them are tried in a day."""
+    low, high = (torch.Generator().manual_seed(5 + above) for above in (0, 1 << 40))
+    assert torch.equal(torch.rand(3, generator=low), torch.rand(3, generator=high))
+    assert noise_rng(7, "noise").bit_generator.seed_seq.entropy.bit_length() > 240

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm.contract import ServerState, Update
+from anchorfl.pipeline.algorithm.secure_aggregation import SHARE_BYTES
 from anchorfl.pipeline.export.apps import write_app
+from anchorfl.pipeline.export.secure_exchange import decoded, encoded
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.tasks.errors import InputError
 from tests.runs import quiet
 
@@ -127,6 +130,55 @@ def test_a_node_that_fails_is_left_out_as_long_as_the_quorum_answers(flower, exp
         served(flower, tmp_path / "two", e, broken=(101, 102))
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_an_update_that_is_lost_leaves_no_memory(flower, experiment, tmp_path, monkeypatch, method, masked):
+    """Its client goes on with what it kept when the server last heard it, as in a run of AnchorFL."""
+    e = experiment(method, federation={"rounds": 3, "clients_per_round": 0, "quorum": 0.75})
+    plain = ClientRunner._fit
+
+    def failing(self, round_, call, lane):
+        if (call.client, round_) == (1, 2):
+            raise OSError("no route to host")
+        return (yield from plain(self, round_, call, lane))
+
+    monkeypatch.setattr(ClientRunner, "_fit", failing)
+    alone = run(e, tmp_path / "serial", quiet)
+    monkeypatch.setattr(ClientRunner, "_fit", plain)
+    said = served(flower, tmp_path / "app", secure(e) if masked else e, changed={(101, "train"): lost_at(2)})
+    assert "round 2: node 101: no route to host" in said
+    assert said[-1] == f"weights sha256 {alone.checksum}"
+
+
+def lost_at(number):
+    """Return what loses the answer that has this number."""
+    count = iter(range(1, 1000))
+
+    def lose(reply):
+        if next(count) != number:
+            return reply
+        lost = Message(error=SimpleNamespace(reason="no route to host"))
+        lost.metadata.src_node_id = reply.metadata.src_node_id
+        return lost
+
+    return lose
+
+
+def test_a_client_whose_memory_is_gone_says_so(flower, experiment, tmp_path):
+    """It does not begin anew in silence: its control variate would be wrong for good."""
+
+    def forget(method):
+        e = experiment(method, federation={"rounds": 2, "clients_per_round": 0}, optimizer={"state": "reset"})
+        write_app("flower", tmp_path / method, "toy", e)
+        grid = Grid(4, flower.client_app(tmp_path / method))
+        grid.changed = {(101, "train"): lambda reply: grid.contexts[101].state.clear() or reply}
+        flower.serve(tmp_path / method, grid, lambda line: None)
+
+    forget("fedavg")
+    with pytest.raises(InputError, match="what client 1 kept in round 1 is gone from this site, and it trains no more"):
+        forget("scaffold")
+
+
 def test_without_validation_rows_and_without_a_test(flower, experiment, tmp_path):
     e = experiment("fedavg", evaluation={"test": "never"})
     said = served(flower, tmp_path / "app", replace(e, task=replace(e.task, validation=0.0)))
@@ -180,6 +232,53 @@ def test_what_is_no_answer_costs_its_sender_alone(flower, experiment, tmp_path):
     without = served(flower, tmp_path / "plain", e, broken=(101,))
     said = served(flower, tmp_path / "secure", secure(e), changed={(101, "query"): nonsense})
     assert "round 1: what client 1 says is no answer (keys): " in "\n".join(said)
+    assert said[-1] == without[-1]
+
+
+@pytest.mark.parametrize("keys", [b"12345", bytes(64)], ids=["short", "zeros"])
+def test_keys_that_are_none_cost_their_sender_alone(flower, experiment, tmp_path, keys):
+    def other(reply):
+        if reply.content["about"].get("text", "").startswith('"'):
+            reply.content["about"]["text"] = encoded(keys)
+        return reply
+
+    e = experiment("fedavg", federation={"rounds": 1, "clients_per_round": 0, "quorum": 0.75})
+    without = served(flower, tmp_path / "plain", e, broken=(101,))
+    said = served(flower, tmp_path / "secure", secure(e), changed={(101, "query"): other})
+    assert "round 1: the keys of client 1 are none: " in "\n".join(said)
+    assert said[-1] == without[-1]
+
+
+@pytest.mark.parametrize("value", [b"\x05", b"\x07", b"\x40"])
+def test_a_false_share_ends_the_run_and_not_in_weights(flower, experiment, tmp_path, value):
+    """Words at random would be the next model. Masks of lost clients have their keys to be checked by; own ones not."""
+
+    def false(reply):
+        text = reply.content["about"].get("text", "")
+        shares = decoded(text, dict[int, bytes]) if text.startswith("{") else {}
+        if shares and len(shares[2]) == SHARE_BYTES:
+            reply.content["about"]["text"] = encoded(shares | {2: bytes(SHARE_BYTES - 1) + value})
+        return reply
+
+    e = experiment("fedavg", federation={"rounds": 1, "clients_per_round": 0, "quorum": 0.75})
+    why = "what was opened is no sum of 'weights'|the shares give no secret"
+    with pytest.raises(InputError, match=f"round 1: .*({why})"):
+        served(flower, tmp_path / "secure", secure(e), changed={(100, "query"): false})
+
+
+@pytest.mark.parametrize("node", [100, 103])
+def test_a_masked_update_of_another_form_costs_its_sender_alone(flower, experiment, tmp_path, node):
+    """Whether it is the first or the last that comes in."""
+
+    def shorter(reply):
+        name = next(name for name, array in reply.content["update"].items() if array.shape)
+        reply.content["update"][name] = Array(reply.content["update"][name].numpy()[:1])
+        return reply
+
+    e = experiment("fedavg", federation={"rounds": 1, "clients_per_round": 0, "quorum": 0.75})
+    without = served(flower, tmp_path / "plain", e, broken=(node,))
+    said = served(flower, tmp_path / "secure", secure(e), changed={(node, "train"): shorter})
+    assert f"round 1: client {node - 100} is left out: tensor " in "\n".join(said)
     assert said[-1] == without[-1]
 
 
@@ -244,11 +343,31 @@ def test_updates_that_are_refused_count_for_no_quorum(flower, experiment, tmp_pa
 
 def test_a_client_without_a_node_is_named(flower, experiment, tmp_path):
     def other(reply):
-        reply.content["about"]["client"] = 0
+        reply.content["about"]["client"] = 9
         return reply
 
     with pytest.raises(InputError, match="no node has the data of client 3; each node's partition-id names its client"):
         served(flower, tmp_path / "app", experiment("fedavg"), changed={(103, "query"): other})
+
+
+def test_two_nodes_with_one_number_are_named(flower, experiment, tmp_path):
+    def other(reply):
+        reply.content["about"]["client"] = 0
+        return reply
+
+    e = experiment("fedavg")
+    write_app("flower", tmp_path / "app", "toy", e)
+    grid = Grid(5, flower.client_app(tmp_path / "app"), changed={(104, "query"): other})
+    with pytest.raises(InputError, match=r"nodes 10[04] and 10[04] both have the data of client 0"):
+        flower.serve(tmp_path / "app", grid, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    "form", ["[]", "3", '{"of": []}', '{"of": {"weights": 3}}', '{"of":' * 20_000 + "{}" + "}" * 20_000], ids=len
+)
+def test_what_is_no_form_is_refused(flower, form):
+    with pytest.raises((TypeError, RecursionError)):
+        flower.message_of({}, form, METHODS["fedavg"]())
 
 
 def test_messages_keep_their_form_and_types(flower):

@@ -146,9 +146,43 @@ def test_a_deadline_is_the_timeout_of_a_round(nvflare, experiment, tmp_path):
 
 def test_what_a_client_keeps_stays_at_its_site(nvflare, experiment, tmp_path):
     """In a file, since the simulator may end a site's process between two rounds."""
-    served(nvflare, tmp_path / "app", experiment("scaffold", federation={"rounds": 2, "clients_per_round": 0}))
-    kept = sorted(path.parent.name for path in (tmp_path / "app").rglob("memory.safetensors"))
-    assert kept == ["site-1", "site-2", "site-3", "site-4"]
+    served(nvflare, tmp_path / "app", experiment("scaffold", federation={"rounds": 3, "clients_per_round": 0}))
+    kept = sorted((path.parent.name, path.name) for path in (tmp_path / "app").rglob("memory*"))
+    assert kept == [(f"site-{n}", f"memory-{round_}.safetensors") for n in range(1, 5) for round_ in (2, 3)]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_an_update_that_is_lost_leaves_no_memory(nvflare, experiment, tmp_path, masked):
+    """Its client goes on with what it kept when the server last heard it."""
+    e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 0, "quorum": 0.75})
+    plain, count, trained = nvflare.fit, [0], dict[bool, str]()
+
+    def failing(preset, client, content, folder):
+        if client == 1 and content["round"] == 2:
+            raise RuntimeError("no route to host")
+        return plain(preset, client, content, folder)
+
+    def lost(reply):
+        count[0] += "update" in reply
+        return failed(reply) if "update" in reply and count[0] == 2 else reply
+
+    for trains in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            execute = nvflare.AnchorExecutor.execute
+
+            def guarded(self, *given, execute=execute):
+                try:
+                    return execute(self, *given)
+                except RuntimeError:
+                    return make_reply("EXECUTION_EXCEPTION")
+
+            patch.setattr(nvflare.AnchorExecutor, "execute", guarded)
+            patch.setattr(nvflare, "fit", plain if trains else failing)
+            masks = replace(e, federation=replace(e.federation, secure_aggregation=masked))
+            job = served(nvflare, tmp_path / str(trains), masks, **({"s2": lost} if trains else {}))
+        assert "round 2: site-2: EXECUTION_EXCEPTION" in job.said
+        trained[trains] = job.said[-1]
+    assert trained[True] == trained[False]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedalign", "scaffold"])
@@ -219,6 +253,8 @@ def test_a_client_without_a_site_and_an_aborted_job_are_named(nvflare, experimen
     e = experiment("fedavg")
     job = served(nvflare, tmp_path / "one", e, names=["site-1", "site-2", "site-4"])
     assert job.reason == "no site has the data of client 2: the name of its site ends in 3"
+    job = served(nvflare, tmp_path / "same", e, names=["site-1", "site-2", "clinic-2", "site-3", "site-4"])
+    assert job.reason == "sites 'site-2' and 'clinic-2' have one number, and train one client: rename one"
     job = served(nvflare, tmp_path / "two", e, names=["site-1", "hospital", "site-3", "site-4"])
     assert job.reason.startswith("site 'hospital' trains no client: ")
     assert served(nvflare, tmp_path / "three", e, triggered=True).reason == "round 1 was aborted"

@@ -102,8 +102,8 @@ def test_a_client_is_sent_each_generator_once_and_all_others_nothing_of_it():
     assert (sent.generator, sent.version.numel(), sent.seen_version_I.numel()) == ({}, 0, 0)
     assert method.sends_client_messages
     assert not method.stackable
-    assert not Anchor(synthetic_per_batch=1, control_variates=False).sends_weights_alone
-    assert Anchor(control_variates=False).sends_weights_alone
+    assert not Anchor(synthetic_per_batch=1, control_variates=False, shares=False).sends_weights_alone
+    assert Anchor(control_variates=False, shares=False).sends_weights_alone
     plain = AnchorState({}, {}, torch.zeros(()))
     assert Anchor().broadcast(plain, None) is plain
     assert not Anchor().sends_client_messages

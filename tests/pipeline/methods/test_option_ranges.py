@@ -77,7 +77,7 @@ RANGES = {
         "trim_fraction": ((0.0, 0.499), (-0.1, 0.5)), "num_malicious": ((1,), (0,)), "num_selected": ((1,), (0,)),
         "clip_norm": ((0.0, ABOVE), (-0.1, math.inf)),
     },
-    FederationOptions: {"dp_noise": ((0.0,), (-0.1, math.inf)), "dp_delta": ((ABOVE, 0.999), (0.0, 1.0))},
+    FederationOptions: {"dp_noise": ((0.0,), (-0.1, 0.0099, math.inf)), "dp_delta": ((ABOVE, 0.999), (0.0, 1.0))},
     ModelOptions: {"width": ((1,), (0,)), "dropout": ((0.0, 0.99), (-0.1, 1.0)), "feedforward": ((1,), (0,))},
 }  # fmt: skip
 

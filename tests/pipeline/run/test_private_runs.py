@@ -10,7 +10,7 @@ import torch
 from anchorfl.pipeline.algorithm.aggregation import clip_step
 from anchorfl.pipeline.algorithm.client_privacy import ClientPrivacy
 from anchorfl.pipeline.algorithm.contract import weights_of
-from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.algorithm.seeds import noise_rng
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.presets import read_preset
@@ -49,7 +49,7 @@ def test_a_round_is_the_cut_mean_and_its_noise(private):
     rule = ClientPrivacy(noise=0.5, clip=0.1, delta=1e-5, population=4, clients=3, poisson=False)
     mean = quietly.server.state.weights
     assert not clip_step(mean, sent, 0.1 + 1e-6)[1], "a mean of cut steps is no longer than they"
-    expected = rule.private_mean(mean, sent, 3, torch_rng(e.seed, "client privacy", "round", 1))
+    expected = rule.private_mean(mean, sent, 3, noise_rng(e.seed, "client privacy", "round", 1))
     for name, value in noisy.server.state.weights.items():
         assert torch.equal(value, expected[name])
         assert not torch.equal(value, mean[name])
@@ -77,12 +77,16 @@ def test_the_log_says_what_is_guaranteed(private, tmp_path):
 def test_methods_whose_clients_send_more_are_refused(private):
     assert {n for n, kind in METHODS.items() if kind(**SMALL.get(n, {})).sends_weights_alone} == COVERED
     for name in ("anchor", "fedalign", "scaffold", "fedproto"):
-        with pytest.raises(InputError, match=rf"send weights alone \(fedavg, .*\), and not for '{name}'"):
+        with pytest.raises(InputError, match=rf"send weights alone, .* \(fedavg, .*\), and not for '{name}'"):
             make_run_spec(private(name), quiet)
 
 
-def test_anchor_without_control_variates_is_covered(private, experiment, tmp_path):
+def test_anchor_without_control_variates_and_shares_is_covered(private, experiment, tmp_path):
+    """One client's labels decide the share that is missing, with which all train."""
     options = {"weighting": "uniform", "control_variates": False}
+    with pytest.raises(InputError, match="and not for 'anchor'"):
+        make_run_spec(replace(private(), method=experiment("anchor", options=options).method), quiet)
+    options["shares"] = False
     e = replace(private(), method=experiment("anchor", options=options).method)
     assert run(e, tmp_path / "run", quiet).checksum
     assert read_records(tmp_path / "run")[0][1].metrics["aggregation/clipped"] > 0
@@ -147,3 +151,9 @@ def test_without_noise_nothing_changes(private):
     assert private(dp_noise=0.0).federation.client_privacy(4) is None
     e = private(dp_noise=0.0, selection="fixed")
     assert digest(e) == digest(replace(e, federation=replace(e.federation, dp_delta=1e-5)))
+    noisy, was = private(), digest(e)
+    with pytest.MonkeyPatch.context() as patch:
+        now = digest(noisy)
+        patch.setattr("anchorfl.pipeline.config.experiment.NOISE", 1)
+        assert digest(noisy) != now, "runs whose noise was drawn otherwise are others"
+        assert digest(e) == was

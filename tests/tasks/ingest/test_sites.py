@@ -6,6 +6,8 @@ On nodes that share no disk: tests/ray/test_sites.py.
 from __future__ import annotations
 
 import csv
+import os
+import stat
 from dataclasses import replace
 
 import numpy as np
@@ -52,12 +54,12 @@ class Near:
     """The sites' calls, made here: paths in the cache, and the table's folder, are those of the site's own folder."""
 
     def __init__(self, options):
-        self.folder, self.log = Near.root, []
+        self.folder, self.log, self.cache = Near.root, [], options.cache
 
     def ask(self, function, arguments):
         answers = []
         for name, given in zip(NAMES, arguments, strict=True):
-            fault, answer = sites._at_site(function, *(self.there(name, value) for value in given))
+            fault, answer = sites._at_site(self.cache, function, *(self.there(name, value) for value in given))
             if fault:
                 raise InputError(f"site {name!r}: {fault}")
             answers.append(answer)
@@ -123,6 +125,7 @@ def test_clients_are_those_of_the_rows_in_one_place(near, tmp_path):
             assert getattr(mine, field).equal(getattr(theirs, field)), field
         files = sorted(path.name for path in (tmp_path / f"cache-{name}").rglob("rows-*"))
         assert files == [f"rows-0000{client}.parquet"]
+        assert stat.S_IMODE(os.stat(own.folder).st_mode) == 0o700, "rows are for their owner alone"
         with pytest.raises(PreparedDataError, match="is missing"):
             own.client((client + 1) % 3, objective)
     assert len(there.split("test", objective)) == there.manifest.test == 12
@@ -220,11 +223,27 @@ def test_rows_of_another_kind_are_refused(near, tmp_path):
     write(tmp_path / "west/t.csv", [row | {"split": "test"} for row in rows_of("west", 2)])
     with pytest.raises(InputError, match=r"^site 'west': its rows cannot be prepared \(InputError\)$"):
         near()
-    assert "a site's rows are for training" in (tmp_path / "cache" / sites.FAULTS).read_text()
+    faults = tmp_path / "cache" / sites.FAULTS
+    assert "a site's rows are for training" in faults.read_text()
+    assert stat.S_IMODE(faults.stat().st_mode) == 0o600
+    with pytest.raises(InputError, match="cannot be prepared"):
+        near(cache=str(tmp_path / "elsewhere"))
+    assert (tmp_path / "elsewhere" / sites.FAULTS).exists()
     write(tmp_path / "west/t.csv", rows_of("west", 2))
     write(tmp_path / "head/t.csv", [row | {"split": ["train", "test"][i % 2]} for i, row in enumerate(rows_of("s", 1))])
     with pytest.raises(InputError, match=r"server's own rows must be test and validation, and are \['test', 'train'\]"):
         near()
+
+
+def test_what_a_lost_process_left_half_written_is_written_anew(near, monkeypatch):
+    plain = sites._write
+
+    def again(job):
+        plain(job)
+        return plain(job)
+
+    monkeypatch.setattr(sites, "_write", again)
+    assert near().manifest.client_names == NAMES
 
 
 def test_a_given_form_decides_the_scaling(near, tmp_path):

@@ -96,6 +96,14 @@ def test_certain_and_even_differences():
     assert probability_better([1.0, -1.0]) == probability_better([2.0, -2.0]), "the same draws at every call"
 
 
+def test_scores_that_are_equal_up_to_rounding_are_ties():
+    """Means of as many right rows differ in last bits, by their order."""
+    scores = {f"d{k}": {"a": 0.1 * k + 3e-16, "b": 0.1 * k, "c": 0.0} for k in range(1, 6)}
+    assert rank(scores).mean_ranks == {"a": 1.5, "b": 1.5, "c": 3.0}
+    assert probability_better([4e-16] * 5) == 0.5
+    assert probability_better([2.0, -2.0, 0.1]) == probability_better([2.0 + 4e-16, -2.0, 0.1])
+
+
 def test_the_best_is_held_against_all_that_share_enough_data_sets():
     scores = {s: {"a": 3.0 + i, "b": 1.0} for i, s in enumerate("wxyz")}
     scores["w"]["c"] = scores["x"]["c"] = scores["y"]["c"] = 9.0

@@ -85,3 +85,10 @@ def test_holm_counts_what_was_tested():
     got = apply_holm(family)
     assert (got["a"].holm, got["b"].holm, got["c"].holm) == (pytest.approx(0.02), None, pytest.approx(0.03))
     assert got["a"].p == 0.01
+
+
+def test_equal_differences_of_right_rows_are_ties():
+    """As the ranks of whole numbers have them: +2, +2, -2, ... of 359 rows are one size."""
+    first = {seed: (300 + seed + step) / 359 for seed, step in enumerate((2, 2, -2, 2, 2, 2, 2, 2))}
+    second = {seed: (300 + seed) / 359 for seed in first}
+    assert compare_paired(first, second).wilcoxon == pytest.approx(stats.wilcoxon([2, 2, -2, 2, 2, 2, 2, 2]).pvalue)
