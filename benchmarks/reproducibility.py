@@ -119,23 +119,30 @@ KEPT = {
         'fedalign --data es-25 --row "Anchor = fedavg --method.name anchor" --rows fedavg,scaffold,fedalign'
         " --seeds 4321,4322,4323",
     ),
+    "es-25-redrawn": Kept(
+        ("es-25-redrawn",),
+        "fedalign --data es-25-redrawn --rows fedavg,fedprox-1e-3,fedprox-1e-4,moon,scaffold,fedpu,fedrs-0.5,fedrs-0.9,"
+        "fedalign",
+        "extrasensory",
+        "16 of the 60 users, class sets drawn again",
+    ),
     "es": Kept(
         ("es",),
-        "fedalign --data es-5,es-15-redrawn,es-25-redrawn --rows fedavg,scaffold,fedalign --seeds 4321,4322,4323",
+        "fedalign --data es-5,es-15-redrawn --rows fedavg,scaffold,fedalign --seeds 4321,4322,4323",
         "extrasensory",
         "16 of the 60 users",
     ),
     "es-clients": Kept(
-        ("es",),
+        ("es", "es-25-redrawn"),
         "fedalign --data es-25-redrawn --seeds 4321,4322,4323 --rows fedavg,fedalign --vary"
         " federation.clients_per_round=2,5,10,16",
     ),
     "es-epochs": Kept(
-        ("es",),
+        ("es", "es-25-redrawn"),
         "fedalign --data es-25-redrawn --seeds 4321,4322,4323 --rows fedavg,fedalign --vary federation.epochs=1,5,10",
     ),
     "es-q1": Kept(
-        ("es",),
+        ("es", "es-25-redrawn"),
         "fedalign --data es-25-redrawn --seeds 4321,4322,4323 --rows fedalign --method.q2 95 --vary"
         " method.q1=95,97,99,99.5,99.9",
     ),

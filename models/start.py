@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from anchorfl.models.weight_files import WeightsError, tensors
 
-ENCODER = "encoder."
-"""Prefix of the encoder's tensors in the file of a whole classifier, such as a run's ``model/weights.safetensors``."""
+ENCODER, HEAD = "encoder.", "head."
+"""Prefixes of all tensors in the file of a whole classifier, such as a run's ``model/weights.safetensors``."""
 
 
 class StartError(ValueError):
@@ -26,8 +26,9 @@ def read_start(path: Path) -> dict[str, Tensor]:
         raise StartError(f"{path}: {error.strerror}; give the path of a .safetensors file") from error
     except WeightsError as error:
         raise StartError(f"{path}: no safetensors file ({error}); weights are read in that format alone") from error
+    whole = all(name.startswith((ENCODER, HEAD)) for name in values)  # others' networks have parts of that name, too
     encoder = {name.removeprefix(ENCODER): value for name, value in values.items() if name.startswith(ENCODER)}
-    return encoder or values
+    return encoder if whole and encoder else values
 
 
 def start_from(encoder: nn.Module, values: Mapping[str, Tensor], where: str, may_lack: Sequence[str] = ()) -> None:
@@ -37,6 +38,8 @@ def start_from(encoder: nn.Module, values: Mapping[str, Tensor], where: str, may
     first tensor that does not fit; the encoder is unchanged then.
     """
     mine = encoder.state_dict()
+    if not values.keys() & mine.keys() and all(ENCODER + name in mine for name in values):
+        values = {ENCODER + name: value for name, value in values.items()}  # its one part has that name
     lacking = tuple(prefix for prefix in may_lack if not any(name.startswith(prefix) for name in values))
     needed = {name for name in mine if not name.startswith(lacking)} if lacking else set(mine)
     hint = "give weights of the same network, stem, norm and width, under the names of docs/networks.md"

@@ -28,7 +28,7 @@ Pass = Callable[[nn.Module, Tensor], Tensor]
 class LibraryEncoder(nn.Module):
     """A library's network, and a linear layer where it gives another width: ``x -> z_BD``.
 
-    classifier: the names of the layer that was taken off, whose tensors a file of weights may have. own: names of the
+    classifier: the names of layers that were taken off, whose tensors a file of weights may have. own: names of the
     network's parts that belong to the task, beside ``linear``: the vectors of its words.
     """
 
@@ -61,6 +61,10 @@ class LibraryEncoder(nn.Module):
         """
         if any(name.startswith("net.") for name in values):
             return values
+        # a transformers model with a head of its own has the network below its name, and the head beside
+        base = f"{getattr(self.net, 'base_model_prefix', '')}."
+        if base != "." and any(name.startswith(base) for name in values):
+            values = {name.removeprefix(base): value for name, value in values.items() if name.startswith(base)}
         return {f"net.{name}": value for name, value in values.items() if not name.startswith(self.classifier or "\0")}
 
 
@@ -130,16 +134,18 @@ def _of_transformers(folder: Path, spec: EncoderSpec) -> LibraryEncoder:
     wanted = {"input_ids": "tokens", "pixel_values": "image"}.get(net.main_input_name, net.main_input_name)
     if spec.kind != wanted:
         raise NetworkError(f"a {type(net).__name__} is for inputs of kind {wanted!r}, and these are {spec.kind!r}")
+    taken: tuple[str, ...] = ()
     pooler = getattr(net, "pooler", None)
     if isinstance(pooler, nn.Module) and next(pooler.parameters(), None) is not None:
-        net.pooler = None  # its output is not used
+        net.pooler, taken = None, ("pooler",)  # its output is not used
     if spec.kind == "image":
-        return LibraryEncoder(net, _image_states, spec)
+        return LibraryEncoder(net, _image_states, spec, taken)
     words = net.get_input_embeddings()
     nn.init.normal_(words.weight, std=getattr(config, "initializer_range", 0.02))
     with torch.no_grad():
         words.weight[0] = 0
-    return LibraryEncoder(net, _word_states, spec, own=[n for n, module in net.named_modules() if module is words])
+    own = [name for name, module in net.named_modules() if module is words]
+    return LibraryEncoder(net, _word_states, spec, taken, own)
 
 
 def _with_weights(transformers: Any, folder: Path, config: Any) -> nn.Module:

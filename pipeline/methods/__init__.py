@@ -10,12 +10,13 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, MutableMapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from anchorfl.tasks.errors import InputError, first_line
+from anchorfl.tasks.files.json_schema import converted
 from anchorfl.tasks.plugins import METHOD, NAME, check_name_is_free, find_plugin, offered_name, plugin_names
 
 if TYPE_CHECKING:  # torch, which the command line does without
@@ -84,6 +85,8 @@ class Methods(MutableMapping[str, "type[Method[Any, Any]]"]):
 METHODS = Methods()
 
 WHERE = "[method] name"
+CHOSEN = ("evaluate_on",)
+"""Parts of every method that may be an option of one."""
 
 
 def method_names() -> list[str]:
@@ -157,12 +160,20 @@ def _check_options(found: Any, where: str, known: set[str], supported: set[str])
         hints = get_type_hints(found)
     except Exception as error:  # an annotation is any expression
         raise InputError(f"{where}: one of its types cannot be read ({first_line(error)})") from error
+    if taken := [name for name in options if name in known and name not in CHOSEN]:
+        raise InputError(f"{where}.{taken[0]} is part of every method, and no option: give it another name")
     for name in options:
         if not _is_option(hints[name]):
             raise InputError(
                 f"{where}.{name} is of the type {getattr(hints[name], '__name__', hints[name])}, which no preset can"
                 " say: options are str, int, float, bool, a Literal of them, or one of these | None"
             )
+    for field in fields(found):
+        if field.init and field.default is not MISSING:
+            try:
+                converted(field.default, hints[field.name], field.name)
+            except ValueError as error:
+                raise InputError(f"{where}.{field.name} = {field.default!r} is not of its type ({error})") from error
     for base in found.__mro__:
         for name, value in vars(base).items() if base.__module__ == found.__module__ else ():
             if name in supported and name not in hints and not isinstance(value, property) and not callable(value):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from anchorfl.pipeline.storage.run_record import RoundRecord
@@ -48,15 +49,17 @@ class Callbacks:
     def report(self, record: RoundRecord) -> None:
         """Call all with a round. CallbackError where one fails.
 
-        What it does to torch's threads and default type is undone: both could change bits.
+        What it does to torch's threads, default type, matrix products and gradients is undone: all could change bits.
         """
         for callback in self.callbacks:
             per_class = {name: dict(values) for name, values in record.per_class.items()}
             report = RoundReport(record.round, self.rounds, dict(record.metrics), per_class, self.folder)
             name = getattr(callback, "__qualname__", type(callback).__qualname__)
             threads, kind = torch.get_num_threads(), torch.get_default_dtype()
+            products, gradients = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
             try:
-                if callback(report) is True:
+                answer = callback(report)
+                if answer is True or (isinstance(answer, np.bool_) and answer):
                     self.stop = self.stop or name
             except Exception as error:  # it is anybody's code
                 raise CallbackError(
@@ -66,3 +69,5 @@ class Callbacks:
             finally:
                 torch.set_num_threads(threads)
                 torch.set_default_dtype(kind)
+                torch.set_float32_matmul_precision(products)
+                torch.set_grad_enabled(gradients)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from filelock import FileLock, Timeout
 
-from anchorfl.pipeline.config.experiment import Experiment, data_and_method, digest, redacted_tree
+from anchorfl.pipeline.config.experiment import Experiment, data_and_method, digest, plugins_of, redacted_tree
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.places import check_own_code, seal_of, with_own_places
@@ -19,6 +19,7 @@ from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
+from anchorfl.tasks.plugins import code_digest
 
 RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
@@ -187,6 +188,13 @@ def read_own_experiment(folder: Path, typed: Mapping[str, str], copy: str = "") 
 def check_digest(folder: Path, experiment: Experiment) -> None:
     """Raise InputError where ``config.json`` states another digest than its options have: a run goes on as it began."""
     if read_config(folder).get("digest") != digest(experiment):
+        tags = read_metadata(folder).get("tags", {})
+        for word, of in plugins_of(experiment).items():
+            if code_digest(of) not in tags.get(f"{word}_plugin", code_digest(of)):
+                raise InputError(
+                    f"{folder}: the source of its {word.replace('_', ' ')}, a plug-in, was edited since it began: put"
+                    " it back, or start the run anew in another --output"
+                )
         raise InputError(
             f"{folder / CONFIG}: its options do not have the digest that it states: they were edited, or are of another"
             " version; restore the file from a copy, or start the run anew in another --output"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -31,7 +32,7 @@ from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.json_schema import converted, parsed, type_error
 from anchorfl.tasks.files.regular_files import read_text_bytes, regular
 from anchorfl.tasks.metrics.scores import Metrics
-from anchorfl.tasks.plugins import packages_of
+from anchorfl.tasks.plugins import code_digest, packages_of
 from anchorfl.tasks.registry import find_maker
 
 FORMAT = 2
@@ -104,6 +105,9 @@ def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict
         "seal": seal_of(experiment, CODE_OF_MODELS),
         **metadata,
     }
+    plugins = {word: of for word, of in plugins_of(experiment).items() if word in ("network", "task")}
+    if plugins:
+        content["code"] = {word: code_digest(of) for word, of in plugins.items()}
     if experiment.model.lora_rank:
         frozen = frozen_of(run_spec.model())
         if language:
@@ -147,6 +151,8 @@ class ModelMetadata(TypedDict):
     metrics: NotRequired[Metrics]
     seal: NotRequired[str]
     task_plugin: NotRequired[str]
+    code: NotRequired[dict[str, str]]
+    """Digest of the source of ``network`` and ``task``, where these are plug-ins."""
     frozen_checksum: NotRequired[str]
     class_vectors_checksum: NotRequired[str]
 
@@ -180,8 +186,15 @@ def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
     except (ValueError, RuntimeError) as error:
         raise InputError(f"{folder / METADATA} does not fit {WEIGHTS} ({error}); copy the model again") from error
     names, metrics = tuple(metadata["class_names"]), metadata.get("metrics", "threshold")
-    code_of = [of for of in (make_encoder, task_plugin and find_maker(task_plugin)) if of]
-    packages = tuple(dict.fromkeys(name for of in code_of for name in packages_of(of)))
+    code_of = {"network": make_encoder, "task": task_plugin and find_maker(task_plugin)}
+    for word, of in code_of.items():
+        if of and metadata.get("code", {}).get(word, code_digest(of)) != code_digest(of):
+            warnings.warn(
+                f"{folder}: the source of its {word}, a plug-in, was edited since the model was trained: it may compute"
+                " something else",
+                stacklevel=2,
+            )
+    packages = tuple(dict.fromkeys(name for of in code_of.values() if of for name in packages_of(of)))
     return SavedModel(model.eval(), metadata["task"], names, metadata["kind"], spec, metrics, task_plugin, packages)
 
 

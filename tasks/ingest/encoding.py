@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table, columns_digest, list_parts, table_digest
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.disclosure import disclose_table, stored_type
 from anchorfl.tasks.arrays.ragged import IntLists
-from anchorfl.tasks.contract import InputSpec, Task
+from anchorfl.tasks.contract import InputKind, InputSpec, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.destination import Destination
 from anchorfl.tasks.ingest.rows_files import EXTENTS, GROUP_BYTES, rows_file, rows_of_bytes, write_rows
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
+
+
+def check_spec(spec: InputSpec, task: str) -> InputSpec:
+    """Return a form of inputs. InputError where its kind is none that there is."""
+    if spec.kind not in get_args(InputKind):
+        raise InputError(
+            f"task {task!r}: fit gives an InputSpec of kind {spec.kind!r}: there are {', '.join(get_args(InputKind))}"
+        )
+    return spec
+
+
+def _check_encoded(encoded: Table, table: Table, spec: InputSpec, task: str) -> None:
+    """Raise InputError where a task's ``encode`` gives other rows than it was given, or an x that is no sample."""
+    if not np.array_equal(encoded["row"].to_numpy(), table["row"].to_numpy()):
+        raise InputError(f"task {task!r}: encode must give the rows that it is given, in their order (column row)")
+    size, unit = math.prod(spec.shape), {"series": spec.shape[-1], "sparse": 2}.get(spec.kind, 1)
+    length_N = pc.list_value_length(encoded["x"]).to_numpy()
+    fits_N = length_N % unit == 0
+    if spec.kind != "sparse":
+        fits_N &= (length_N == size) if spec.kind == "image" else (length_N <= size)
+    if not fits_N.all():
+        raise InputError(
+            f"task {task!r}: encode gives an x of {length_N[~fits_N][0]} numbers, and a sample of the shape"
+            f" {spec.shape} in its InputSpec has {'' if spec.kind == 'image' else 'at most '}{size}"
+            f"{f', in steps of {unit}' if unit > 1 else ''}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +67,7 @@ class Encoding:
     def encode(self, table: Table) -> Table:
         """Return columns row, labels, known and x; x is a list of variable size, which Ray Data keeps as it is."""
         encoded = self.task.encode(table, self.spec)
+        _check_encoded(encoded, table, self.spec, self.task.name)
         x = encoded["x"].cast(pa.list_(stored_type(encoded["x"].type.value_type)))
         return pa.table({n: x if n == "x" else encoded[n] for n in (*kept_columns(encoded), "x")})
 

@@ -38,7 +38,7 @@ from anchorfl.tasks.ingest.cache_folder import cache_folder
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.destination import Destination
 from anchorfl.tasks.ingest.encoded_before import encoded_before, inputs_digest
-from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, numbered, set_normalization, with_owner
+from anchorfl.tasks.ingest.encoding import Encoding, check_spec, kept_columns, numbered, set_normalization, with_owner
 from anchorfl.tasks.ingest.input_spec import check_fits, given_spec
 from anchorfl.tasks.ingest.manifest import Summary
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -159,7 +159,7 @@ def _build(
     table, labels = restrict_validation_labels(table, labels, plan, task.kind)
     table, labels = hide_labels(table, labels, plan, task.kind, options.hidden_labels, seed)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
-    spec = task.fit(table.filter(pa.array(used_N)), options)
+    spec = check_spec(task.fit(table.filter(pa.array(used_N)), options), task.name)
     spec = set_normalization(check_fits(given_spec(options), spec) if options.input_spec else spec, options)
     rows_O = owned.parts()
     names = _client_names(table, rows_O, len(plan.clients)) if options.client_column else ()

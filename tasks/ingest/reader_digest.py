@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import sys
 from functools import partial
@@ -12,7 +13,8 @@ from anchorfl.tasks.contract import Task
 
 
 def reader_digest(task: Task) -> str:
-    """Return the sha256 over the source files of a task's functions, and those beside them in their package.
+    """Return the sha256 over the source files of a task's functions, and those beside them in their package; of a
+    plug-in all files of its package, or its module and those that this imports from its folder.
 
     Not covered: code elsewhere, whose version is ``FORMAT`` in tasks/ingest/manifest.py, and functions without a file,
     such as those typed into an interpreter.
@@ -26,11 +28,31 @@ def reader_digest(task: Task) -> str:
 
 
 def _sources(function: Any) -> list[Path]:
-    """Return the source files of the package that holds a function, or of its module where that is in none."""
+    """Return the source files that a function's module is held to go by."""
     while isinstance(function, partial):
         function = function.func
     module = sys.modules.get(function.__module__)
     if module is None or not getattr(module, "__file__", None):
         return []
     path = Path(str(module.__file__))
-    return list(path.parent.glob("*.py")) if module.__package__ else [path]
+    if not module.__package__:
+        return [*_imported(path)]
+    top = module.__package__.partition(".")[0]
+    own = top == __package__.partition(".")[0] or not getattr(sys.modules.get(top), "__path__", None)
+    folders = [path.parent] if own else [Path(folder) for folder in sys.modules[top].__path__]
+    return [found for folder in folders for found in (folder.glob("*.py") if own else folder.rglob("*.py"))]
+
+
+def _imported(path: Path) -> set[Path]:
+    """Return a module's file, and the files in its folder that it imports, and these, and so on."""
+    found, left = set[Path](), [path]
+    while left:
+        here = left.pop()
+        if here in found or not here.is_file():
+            continue
+        found.add(here)
+        for node in ast.walk(ast.parse(here.read_bytes())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            left += [path.parent / f"{name.partition('.')[0]}.py" for name in names]
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from anchorfl.models.build import build
 from anchorfl.models.options import ModelOptions
@@ -34,6 +35,15 @@ def test_a_saved_encoder_or_classifier_comes_back_bit_for_bit(norm, tmp_path):
         got = made(seed=6, norm=norm, start=read_start(tmp_path / f"{name}.safetensors"))
         assert same(got.encoder, trained.encoder)
         assert same(got.head, made(seed=6).head)  # what is drawn after the encoder is drawn as without a file
+
+
+@pytest.mark.parametrize("parts", [("proj", "encoder"), ("encoder",)], ids="+".join)
+def test_a_network_with_a_part_called_encoder_starts_from_its_own_file(parts, tmp_path):
+    """That prefix is a classifier's only where all tensors are below it, or the head's."""
+    trained, fresh = (nn.ModuleDict({name: nn.Linear(3, 3) for name in parts}) for _ in range(2))
+    save_file(trained.state_dict(), tmp_path / "own.safetensors")
+    start_from(fresh, read_start(tmp_path / "own.safetensors"), "own.safetensors")
+    assert same(fresh, trained)
 
 
 def test_statistics_of_batch_norm_go_on_frozen():

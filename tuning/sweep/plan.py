@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tree
+from anchorfl.pipeline.config.experiment import Experiment, plugins_of, redacted_tree, to_tree
 from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
@@ -18,6 +18,7 @@ from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS, check_no_record
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
+from anchorfl.tasks.plugins import code_digest
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_metric, resolve_rounds
 from anchorfl.tuning.search.search_space import (
     PRESET,
@@ -59,6 +60,8 @@ class SavedPlan(TypedDict):
     text: str
     seal: NotRequired[str]
     """Seal of the places that the experiment names (``pipeline/storage/places.py``)."""
+    code: NotRequired[dict[str, str]]
+    """Digests of plug-ins, by what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ class SweepPlan:
             "space": {n: {"kind": type(d).__name__, **asdict(d)} for n, d in self.space.items()},
             "experiment": redacted_tree(self.experiment),
             "seal": seal_of(self.experiment),
+            "code": _code_of(self.experiment),
             **({"others": {n: _sealed(e) for n, e in self.others.items()}} if self.others else {}),
             "text": self.text,
         }
@@ -179,23 +183,34 @@ def on_whole_grid(plan: SweepPlan) -> SweepPlan:
 
 
 def _sealed(experiment: Experiment) -> dict[str, Any]:
-    return {"experiment": redacted_tree(experiment), "seal": seal_of(experiment)}
+    return {"experiment": redacted_tree(experiment), "seal": seal_of(experiment), "code": _code_of(experiment)}
+
+
+def _code_of(experiment: Experiment) -> dict[str, str]:
+    """Return the digest of each plug-in's source, by what it is (``plugins_of``)."""
+    return {word: code_digest(of) for word, of in plugins_of(experiment).items()}
 
 
 def resumed_plan(folder: Path, changes: Mapping[str, Any], places: Mapping[str, str], copy: str = "") -> SweepPlan:
     """Read the plan of a sweep to go on with, with the places that the user types now.
 
-    copy: where the folder was fetched from. InputError as ``load_plan``, and where the plan names places that this user
-    has not named.
+    copy: where the folder was fetched from. InputError as ``load_plan``, where the plan names places that this user
+    has not named, and where a plug-in is another one than its trials were made with.
     """
     plan, path = load_plan(folder, changes, places), folder / PLAN_FILE
     saved = read_json(path)
 
-    def own(experiment: Experiment, seal: object) -> Experiment:
-        return with_own_places(experiment, str(seal), path, places, copy)
+    def own(experiment: Experiment, part: Mapping[str, Any]) -> Experiment:
+        now = _code_of(experiment)
+        if edited := [word for word, digest in part.get("code", {}).items() if now.get(word) != digest]:
+            raise InputError(
+                f"{path}: the source of its {edited[0].replace('_', ' ')}, a plug-in, was edited since it began:"
+                " put it back, or search anew in another --output"
+            )
+        return with_own_places(experiment, str(part.get("seal", "")), path, places, copy)
 
-    others = {name: own(e, saved["others"][name].get("seal", "")) for name, e in plan.others.items()}
-    return replace(plan, experiment=own(plan.experiment, saved.get("seal", "")), others=others)
+    others = {name: own(e, saved["others"][name]) for name, e in plan.others.items()}
+    return replace(plan, experiment=own(plan.experiment, saved), others=others)
 
 
 def load_plan(folder: Path, changes: Mapping[str, Any], typed: Mapping[str, str] | None = None) -> SweepPlan:

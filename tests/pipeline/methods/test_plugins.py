@@ -20,7 +20,9 @@ from anchorfl.tasks import plugins
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.registry import find_task, task_names
 from anchorfl.testing import small_experiment, stopped_before
-from anchorfl.tuning.search.search_space import space_of
+from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.search_space import Range, space_of
+from anchorfl.tuning.sweep.plan import SweepPlan, resumed_plan
 from tests.runs import SMALL, quiet
 
 METHOD = '''
@@ -152,6 +154,37 @@ def test_it_gives_the_bits_of_what_it_is(fancy, tmp_path):
     assert "method_plugin" not in read_metadata(tmp_path / "fedavg")["tags"]
 
 
+def test_a_sweep_does_not_go_on_with_other_code(fancy, tmp_path):
+    """Its ranking would be of two methods."""
+    options, space = SweepOptions(trials=2), {"strength": Range(0, 1)}
+    SweepPlan("p", small_experiment("fancy"), space, options, "").save(tmp_path)
+    source = tmp_path / "site" / "fancy_fl.py"
+    source.write_text(METHOD + "# another\n")
+    with pytest.raises(InputError, match=r"sweep.json: the source of its method, a plug-in, was edited since it began"):
+        resumed_plan(tmp_path, {}, {"method.name": "fancy"})
+    source.write_text(METHOD)
+    assert resumed_plan(tmp_path, {}, {"method.name": "fancy"}).experiment.method.name == "fancy"
+
+
+@pytest.mark.parametrize("name", ["head", "averaged", "notice", "revision"])
+def test_an_option_is_no_part_of_every_method(tmp_path, monkeypatch, name):
+    monkeypatch.syspath_prepend(tmp_path)
+    kept = METHOD.replace("    strength: float = 0.5", f"    {name}: int = 2\n    strength: float = 0.5")
+    (tmp_path / f"with_{name}.py").write_text(kept)
+    with pytest.raises(InputError, match=rf"Fancy.{name} is part of every method, and no option"):
+        find_method(f"with_{name}:Fancy")
+
+
+@pytest.mark.parametrize("default", ["float = None", "int = 0.5", 'bool = "yes"'])
+def test_a_default_of_another_type_is_refused_before_it_trains(tmp_path, monkeypatch, default):
+    """The run could not be read again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"default_{default[:3]}"
+    (tmp_path / f"{name}.py").write_text(METHOD.replace("    strength", f"    rate: {default}\n    strength"))
+    with pytest.raises(InputError, match=r"Fancy.rate = .* is not of its type \("):
+        find_method(f"{name}:Fancy")
+
+
 def test_its_source_is_part_of_the_digest(fancy, tmp_path):
     """Who edits a method has another experiment: a run that began before does not go on with the other code."""
     e = small_experiment("fancy")
@@ -160,7 +193,7 @@ def test_its_source_is_part_of_the_digest(fancy, tmp_path):
     before, source = digest(e), tmp_path / "site" / "fancy_fl.py"
     source.write_text(METHOD + "# another\n")
     assert digest(e) != before
-    with pytest.raises(InputError, match="digest"):
+    with pytest.raises(InputError, match="the source of its method, a plug-in, was edited since it began: put it"):
         resume(tmp_path / "run", quiet)
     source.write_text(METHOD)
     assert digest(e) == before

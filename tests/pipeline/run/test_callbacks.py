@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,8 @@ def test_they_see_every_round_once_and_change_nothing(tmp_path):
         torch.rand(7)
         torch.set_num_threads(2)
         torch.set_default_dtype(torch.float64)
+        torch.set_float32_matmul_precision("medium")
+        torch.set_grad_enabled(False)
 
     plain = run(e, tmp_path / "plain", quiet)
     got = run(e, tmp_path / "got", quiet, callbacks=[meddle])
@@ -69,6 +72,12 @@ def test_true_ends_the_run_where_it_is_scored_and_saved(tmp_path, finished_run, 
     assert read_metadata(tmp_path / "run")["status"] == "FINISHED"
     assert resume(tmp_path / "run", quiet).checksum == got.checksum
     assert "stopped after round" in repr(anchorfl.Run(tmp_path / "run"))
+
+
+def test_a_comparison_of_numpy_is_an_answer(tmp_path):
+    e = small_experiment("fedavg")
+    run(e, tmp_path / "run", quiet, callbacks=[lambda report: np.float64(report.round) > 0.5, lambda report: 1])
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 1
 
 
 @pytest.mark.parametrize(

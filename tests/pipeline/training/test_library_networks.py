@@ -14,7 +14,7 @@ from anchorfl import EncoderSpec, load_model
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.encoders.libraries import make
 from anchorfl.models.encoders.plug_in import PlugIn, start
-from anchorfl.models.start import StartError
+from anchorfl.models.start import StartError, read_start
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.networks import find_network
 from anchorfl.pipeline.run.lifecycle import run
@@ -167,6 +167,21 @@ def test_a_file_of_the_librarys_own_is_a_start(stand_ins):
         assert torch.equal(encoder.linear.weight, drawn)
         with pytest.raises(StartError, match=r"tensor 'net\.bn1\.bias' is missing"):
             start(PlugIn(encoder, MaskSource()), {k: v for k, v in file.items() if k != "bn1.bias"}, "f.safetensors")
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["alone", "with a head"])
+def test_a_file_of_transformers_is_a_start(folder, head):
+    """Its network has a part called encoder; below a head it has the name of its family in front."""
+    place = folder("vit", weights=True)
+    spec = EncoderSpec("image", (3, 4, 4), 0, 16, 0.2)
+    net, other = (seeded("hf", place, spec) for _ in range(2))
+    file = {name: torch.full_like(value, 2) for name, value in net.net.state_dict().items()}
+    file |= {"pooler.dense.bias": torch.ones(9)}
+    if head:
+        file = {f"vit.{name}": value for name, value in file.items()} | {"classifier.bias": torch.ones(9)}
+    save_file(file, place / "theirs.safetensors")
+    start(PlugIn(other, MaskSource()), read_start(place / "theirs.safetensors"), "theirs.safetensors")
+    assert all(bool((value == 2).all()) for value in other.net.state_dict().values())
 
 
 def test_a_model_of_a_run_is_a_start(tmp_path, folder):

@@ -294,3 +294,30 @@ def test_a_model_of_others_imports_nothing(tmp_path, monkeypatch, capsys):
     with pytest.raises(InputError, match=r"does not fit weights\.safetensors"):
         load_model("out/model")
     del sys.modules["their_net"]
+
+
+def test_a_model_whose_network_was_edited_says_so(tmp_path, monkeypatch):
+    """It may compute something else with the weights of before."""
+    monkeypatch.syspath_prepend(tmp_path)
+    text = """import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.layer = nn.Linear(64, spec.width)
+    def forward(self, x):
+        return self.layer(x.flatten(1)).relu()
+"""
+    (tmp_path / "edited_net.py").write_text(text)
+    e = small_experiment(
+        "fedavg",
+        "digits",
+        task={"classes_per_client": 5},
+        model={"network": "edited_net:Net", "width": 8},
+        optimizer=WHOLE,
+    )
+    folder = run(e, tmp_path / "run", quiet).folder / "model"
+    load_model(folder)
+    (tmp_path / "edited_net.py").write_text(text.replace("relu", "tanh"))
+    with pytest.warns(UserWarning, match="the source of its network, a plug-in, was edited since the model"):
+        load_model(folder)

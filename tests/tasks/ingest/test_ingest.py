@@ -241,6 +241,60 @@ def test_the_digest_of_a_reader_covers_its_package(module):
     assert reader_digest(replace(toy, encode=task.read)) != reader_digest(toy)
 
 
+def test_a_reader_of_ones_own_goes_with_what_it_imports(tmp_path, monkeypatch):
+    """A lone module with the modules beside it that it uses, a package whole: their rows are its rows."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_shared.py").write_text("import own_deep\nN = 1\n")
+    (tmp_path / "own_deep.py").write_text("import os.path\n")
+    (tmp_path / "own_other.py").write_text("")
+    (tmp_path / "own_alone.py").write_text("from own_shared import N\ndef read(): return N\n")
+    folder = tmp_path / "own_package" / "sets"
+    folder.mkdir(parents=True)
+    for path in (folder.parent / "__init__.py", folder / "__init__.py", folder.parent / "common.py"):
+        path.write_text("N = 1\n")
+    (folder / "t.py").write_text("from own_package.common import N\ndef read(): return N\n")
+    for name, files in (
+        ("own_alone", ("own_alone.py", "own_shared.py", "own_deep.py")),
+        ("own_package.sets.t", ("own_package/sets/t.py", "own_package/common.py")),
+    ):
+        task = replace(find_task("toy-single"), read=importlib.import_module(name).read)
+        seen = {reader_digest(task)}
+        for file in files:
+            with (tmp_path / file).open("a") as stream:
+                stream.write("# edited\n")
+            seen.add(reader_digest(task))
+        assert len(seen) == len(files) + 1
+        (tmp_path / "own_other.py").write_text("# edited\n")
+        assert reader_digest(task) in seen
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.take(list(range(len(t)))[::-1]), "encode must give the rows that it is given, in their order"),
+        (lambda t: t.slice(1), "encode must give the rows that it is given, in their order"),
+        (
+            lambda t: t.set_column(t.column_names.index("x"), "x", pa.array([[7] * 7] * len(t))),
+            r"encode gives an x of 7 numbers, and a sample of the shape \(1, 8, 8\) in its InputSpec has 64",
+        ),
+    ],
+    ids=["other order", "fewer", "too short"],
+)
+def test_what_a_task_encodes_is_looked_at(tmp_path, change, said):
+    """Owners go by the place of a row: other rows would be other clients', those of the test split among them."""
+    digits = find_task("digits")
+    task = replace(digits, encode=lambda table, spec: change(digits.encode(table, spec)))
+    with pytest.raises(InputError, match=said):
+        prepare(task, TaskOptions(name="digits", clients=5, cache=str(tmp_path)), 0, engine="local")
+
+
+def test_a_form_of_no_kind_is_refused(tmp_path):
+    toy = find_task("toy-single")
+    task = replace(toy, fit=lambda table, options: replace(toy.fit(table, options), kind="video"))
+    with pytest.raises(InputError, match="fit gives an InputSpec of kind 'video': there are "):
+        prepare(task, TaskOptions(name="toy-single", clients=3, cache=str(tmp_path)), 0, engine="local")
+
+
 def test_the_cache_folder_comes_from_the_environment(monkeypatch):
     options = TaskOptions()
     monkeypatch.setenv("ANCHORFL_CACHE", "/some/where")
