@@ -49,7 +49,9 @@ def fetch(arguments: list[str]) -> int:
     task = find_task(options.name)
     wanted = TaskOptions(name=task.name, variant=options.variant, root=options.root)
     state = status(task, wanted)
-    if state.found:
+    archives = [file.path for file in SOURCES.get(task.name, ()) if file.path.endswith(".zip")]
+    unfinished = state.folder and any((Path(state.folder) / name).exists() for name in archives)
+    if state.found and not unfinished:
         say(f"{task.name} is {f'in {state.folder}' if state.folder else 'bundled'}: nothing to fetch")
         return 0
     files = _files(task, wanted)

@@ -250,6 +250,8 @@ def federate(
     loop = open_loop(run_spec, executor, folder, progress, log, parent)
     if callbacks:
         loop.callbacks = Callbacks(callbacks, run_spec.experiment.federation.rounds, folder)
+        if last := loop.state.round:  # a kill may have come before they had it, and what they said of it is not kept
+            loop.unreported = next(record for record in read_records(folder)[0] if record.round == last)
     status: Status = "FAILED"
     try:
         result = conclude(run_spec, folder, loop.run(), loop)
@@ -258,9 +260,11 @@ def federate(
         status = "KILLED"
         raise
     finally:
-        loop.tracker.end(status)
-        if loop.backup is not None:
-            loop.backup.close()
+        try:
+            loop.tracker.end(status)
+        finally:
+            if loop.backup is not None:
+                loop.backup.close()
     return result
 
 

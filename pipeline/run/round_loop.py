@@ -99,7 +99,7 @@ class RoundLoop:
     """True where that was no option's doing."""
     restarts: int = 0
     """Restarts of the server so far."""
-    _unreported: RoundRecord | None = None
+    unreported: RoundRecord | None = None
     """Record of the last round, until callbacks had it."""
     _restarts_recorded: int = 0
     _last_recorded: int = -1
@@ -136,7 +136,7 @@ class RoundLoop:
 
     def _ends_early(self, round_: int) -> bool:
         """Report a round to the callbacks; return whether the run ends here, before its last round."""
-        callbacks, record, self._unreported = self.callbacks, self._unreported, None
+        callbacks, record, self.unreported = self.callbacks, self.unreported, None
         if callbacks is not None and record is not None:
             callbacks.report(record)
         if round_ == self.experiment.federation.rounds:
@@ -313,8 +313,8 @@ class RoundLoop:
         record = record_of(round_, scores, self.class_names)
         metrics = round_metrics(outcome, seconds, scoring, self.experiment.selected_clients)
         metrics["failures/server_restarts"] = self.restarts - self._restarts_recorded
-        self._unreported = replace(record, metrics=metrics | record.metrics)
-        self.tracker.round(self._unreported)
+        self.unreported = replace(record, metrics=metrics | record.metrics)
+        self.tracker.round(self.unreported)
         self._last_recorded, self._restarts_recorded = round_, self.restarts
 
     def _save(self, round_: int, server_state: Tensors, memories: dict[str, Part]) -> None:

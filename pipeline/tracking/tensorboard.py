@@ -15,7 +15,9 @@ class TensorBoard:
 
     def __init__(self, folder: Path, resume_at: int) -> None:
         """resume_at: the round that is computed next; 0: the run is new."""
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_at or None)
+        place = folder / "tensorboard"
+        again = resume_at or (0 if place.is_dir() and any(place.iterdir()) else None)
+        self.writer = SummaryWriter(str(place), purge_step=again)
 
     def begin(self, info: RunInfo) -> None:
         """Write the options as a table."""

@@ -25,7 +25,8 @@ def unpack(archive: Path, folder: Path, patterns: Sequence[str]) -> int:
     patterns: as ``Source.files``. Folders above what matches are left out: ``set-v2/polyps/1.jpg`` becomes
     ``polyps/1.jpg``; with a pattern of any folder (``**/*.dat``) they stay. A file that is there is replaced. Raises
     InputError where the archive is damaged or holds nothing of all this; also where it unpacks to too much or a member
-    leads out of the folder: then nothing is written.
+    leads out of the folder: then nothing is written. All is written before the first file gets its place: of a data
+    set that is any number of files, some would do for the rest.
     """
     try:
         with ExitStack() as opened:
@@ -40,8 +41,18 @@ def unpack(archive: Path, folder: Path, patterns: Sequence[str]) -> int:
             named = [(*member, place) for member in members if (place := _place(member[1].filename, patterns))]
             if not named:
                 raise InputError(f"{archive} holds none of {', '.join(patterns)}; get the files by hand")
+            if linked := next((place for *_, place in named if outside(folder / place, folder)), None):
+                raise InputError(
+                    f"{folder / linked} leads out of {folder} by a link that is there; give another folder with --root"
+                )
+            draft = folder / f".{archive.name}"
+            shutil.rmtree(draft, ignore_errors=True)
+            opened.callback(shutil.rmtree, draft, ignore_errors=True)
             for content, info, place in named:
-                _write(content, info, folder, folder / place)
+                _write(content, info, draft / place)
+            for place in dict.fromkeys(place for *_, place in named):
+                (folder / place).parent.mkdir(parents=True, exist_ok=True)
+                (draft / place).replace(folder / place)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise InputError(f"{archive} is no .zip archive, or a damaged one ({error}); {AGAIN}") from error
     return len(named)
@@ -70,12 +81,8 @@ def _place(name: str, patterns: Sequence[str]) -> PurePosixPath | None:
     return None
 
 
-def _write(content: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path, path: Path) -> None:
-    """Write a member, whole or not at all."""
-    if outside(path, folder):
-        raise InputError(f"{path} leads out of {folder} by a link that is there; give another folder with --root")
+def _write(content: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> None:
+    """Write a member."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.tmp")
-    with content.open(info) as stream, draft.open("wb") as out:
+    with content.open(info) as stream, path.open("wb") as out:
         shutil.copyfileobj(stream, out, 1 << 20)
-    draft.replace(path)

@@ -140,11 +140,18 @@ def _prepare_locally(
     building = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
     try:
         _build(task, options, seed, raw, source, building, engine, log)
+        _check_unchanged(task, options, source, raw)
         publish(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)  # left over after an error or a lost race
     log(f"{task.name}: prepared data written to {folder}")
     return Prepared.load(folder)
+
+
+def _check_unchanged(task: Task, options: TaskOptions, source: Path | None, raw: str) -> None:
+    """Raise InputError where raw files are others now than those that the prepared data are named after."""
+    if raw_digest(task, options, source) != raw:
+        raise InputError(f"{source}: its files changed while they were read: prepare them again when they are whole")
 
 
 def _build(

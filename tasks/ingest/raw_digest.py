@@ -6,9 +6,11 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from anchorfl.tasks.contract import Task
+from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.folders import cache_root
 from anchorfl.tasks.files.raw_files import file_names, find_file, find_files, has_file
@@ -32,12 +34,13 @@ def raw_digest(task: Task, options: TaskOptions, folder: Path | None) -> str:
     known, seen, digests = _read_memory(memory), dict[str, str](), dict[str, str]()
     for name, path in raw_files(task, options, folder):
         status = path.stat()
-        key = f"{name}:{status.st_size}:{status.st_mtime_ns}"
+        key = f"{name}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
         digests[name] = known.get(key) or _digest(path)
         if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
             seen[key] = digests[name]
     if not seen.items() <= known.items():
-        object_store.write_bytes(str(memory), json.dumps(known | seen).encode())
+        with suppress(InputError):  # a cache that cannot be written: this only saves time
+            object_store.write_bytes(str(memory), json.dumps(known | seen).encode())
     return data_digest(digests)
 
 

@@ -76,12 +76,22 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.fault: OSError | None = None
+        """Why the last event could not be written."""
         self._whole = 0
         self._torn = False
         self.events = list(self._read())
 
     def write(self, event: Event) -> None:
         """Append one event; it is on the disk on return."""
+        try:
+            self._append(event)
+        except OSError as error:
+            self.fault = error
+            raise
+        self.events.append(event)
+
+    def _append(self, event: Event) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self._torn:
             with self.path.open("r+b") as stream:
@@ -91,7 +101,6 @@ class Ledger:
             stream.write(json.dumps(event, allow_nan=False) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
-        self.events.append(event)
 
     def _read(self) -> Iterator[Event]:
         """Yield the events of all whole lines. InputError names a damaged line.

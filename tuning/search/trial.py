@@ -7,6 +7,7 @@ a client slot, and their number follows from the group, never from the options, 
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -37,12 +38,12 @@ from anchorfl.pipeline.storage.run_folder import lock_run, write_config
 from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_records
 from anchorfl.pipeline.terminal import say_error
 from anchorfl.pipeline.training.run_spec import RunSpec
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, PreparedDataError, first_line
 from anchorfl.tuning.search.backup import backup_of, set_aside
 from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.search_space import PRESET, Value
 from anchorfl.tuning.search.searchers import EXPENSE, HyperParams
-from anchorfl.tuning.search.tune_adapter import ERROR
+from anchorfl.tuning.search.tune_adapter import ENDS, ERROR
 
 SERVER_CPUS = 0.1
 """CPU share of a trial's server: it works while the clients wait."""
@@ -129,10 +130,14 @@ def report_errors(train: Callable[[dict[str, Any], Any], None], config: dict[str
     """Report what goes wrong in training, which would go wrong again; Tune itself only sees processes that are lost."""
     try:
         train(config, context)
-    except Exception:
+    except Exception as error:
         while _ACTOR_POOLS:  # their server may be what died
             _ACTOR_POOLS.popitem()[1].close()
-        tune.report({"round": 0, "score": 0.0, ERROR: traceback.format_exc()})
+        report = {"round": 0, "score": 0.0, ERROR: traceback.format_exc()}
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or isinstance(error, PreparedDataError):  # no fault of its point: all others would meet it
+            report[ENDS] = first_line(error)
+        tune.report(report)
 
 
 def _train_trial(config: dict[str, Any], context: TrialContext) -> None:

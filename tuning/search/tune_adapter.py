@@ -35,6 +35,10 @@ ERROR = "error"
 """Key under which a trial reports the traceback of its own error: that is not tried again."""
 
 
+ENDS = "ends"
+"""Key under which a trial reports why no trial can go on: none has failed then, and the search is over."""
+
+
 def last_line(trace: str) -> str:
     """Return the last line of a traceback; "" of none."""
     return next((line.strip() for line in reversed(trace.splitlines()) if line.strip()), "")
@@ -74,10 +78,10 @@ class _Searcher(NotPickled, Searcher):
 class _Scheduler(NotPickled, TrialScheduler):
     """Tune's questions to a scheduler, answered by the study; trials run in the order in which they came."""
 
-    def __init__(self, study: Study, states: dict[str, TrialState]) -> None:
+    def __init__(self, study: Study, states: dict[str, TrialState], budget: Budget) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # ray has no annotation here
         self._metric = SCORE
-        self.study, self.states = study, states
+        self.study, self.states, self.budget = study, states, budget
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Take note of a trial that was made, or that Tune starts again because its process was lost: then what it met
@@ -89,6 +93,9 @@ class _Scheduler(NotPickled, TrialScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         state = self.states[trial.trial_id]
+        if result.get(ENDS):
+            self.budget.ended = self.budget.ended or str(result[ENDS])
+            return str(TrialScheduler.STOP)
         if result.get(ERROR):
             state.trace = result[ERROR]
             return str(TrialScheduler.STOP)
@@ -128,13 +135,17 @@ class Budget(NotPickled, Stopper):
     """Limit in the currency of the prices; 0: none."""
     spent: Callable[[], tuple[float, float]]
     """Returns (hours, cost) so far."""
+    ended: str = ""
+    """Why no trial can go on; "": nothing is in the way."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return False: no single trial is stopped by it."""
         return False
 
     def stop_all(self) -> bool:
-        """Return whether a limit is reached."""
+        """Return whether a limit is reached, or no trial can go on."""
+        if self.ended:
+            return True
         hours, cost = self.spent()
         return bool(self.hours and hours >= self.hours) or bool(self.cost and cost >= self.cost)
 
@@ -174,15 +185,25 @@ def fit(
 def search(
     study: Study, trainable: Any, context: Any, resources: Sequence[dict[str, float]], at_once: int, budget: Budget
 ) -> None:
-    """Run the search until nothing is left or the budget is spent."""
+    """Run the search until nothing is left or the budget is spent. InputError where a trial met what all would, OSError
+    where the ledger cannot be written; then no trial has failed by it.
+    """
     states: dict[str, TrialState] = {}
-    fit(
-        trainable, context, resources, at_once,
-        search_alg=_Searcher(study, states),
-        scheduler=_Scheduler(study, states),
-        num_samples=study.count + len(study.trials),
-        stop=budget,
-    )  # fmt: skip
+    try:
+        fit(
+            trainable, context, resources, at_once,
+            search_alg=_Searcher(study, states),
+            scheduler=_Scheduler(study, states, budget),
+            num_samples=study.count + len(study.trials),
+            stop=budget,
+        )  # fmt: skip
+    except Exception as error:
+        if study.ledger.fault is not None:  # Tune wraps it into errors of its own
+            raise study.ledger.fault from error
+        raise
+    if budget.ended:
+        folder = study.ledger.path.parent
+        raise InputError(f"{budget.ended}: mend that; no trial is lost, go on with: anchorfl sweep --resume {folder}")
 
 
 def max_concurrent_trials(resources: Sequence[Mapping[str, float]], wanted: int) -> int:

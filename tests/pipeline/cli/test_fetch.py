@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -13,7 +14,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from anchorfl.pipeline.cli.main import main
-from anchorfl.tasks.files import download
+from anchorfl.tasks.files import archives, download
 from anchorfl.tasks.files.raw_files import file_names, raw_folder, variants
 from anchorfl.tasks.files.sources import SOURCES, RemoteFile
 from anchorfl.tasks.options import TaskOptions
@@ -234,6 +235,31 @@ def test_an_archive_within_an_archive(pamap2):
     found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.dat")}
     assert found == {"Set/Protocol/subject101.dat": "1", "Set/Optional/subject101.dat": "2"}
     assert not (folder / "set.zip").exists()
+
+
+def test_an_archive_that_was_unpacked_in_part_is_unpacked_again(pamap2, monkeypatch, capsys):
+    """Of a data set that is any number of files, some would do for the rest."""
+    names = [f"Set/Protocol/subject10{n}.dat" for n in range(1, 5)]
+    folder, plain = pamap2(dict.fromkeys(names, "1")), archives._write
+
+    def full(content, info, path):
+        if info.filename == names[3]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(content, info, path)
+
+    monkeypatch.setattr(archives, "_write", full)
+    assert main(FETCH) != 0
+    assert not list(folder.rglob("*.dat"))
+    monkeypatch.setattr(archives, "_write", plain)
+    path = folder / names[0]
+    path.parent.mkdir(parents=True)
+    path.write_text("1")  # as a kill leaves it that comes while files get their places
+    assert main(FETCH) == 0
+    assert len(list(folder.rglob("*.dat"))) == 4
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    capsys.readouterr()
+    assert main(FETCH) == 0
+    assert "nothing to fetch" in capsys.readouterr().out
 
 
 def test_folders_above_what_is_read_are_left_out(server, data, monkeypatch):

@@ -37,12 +37,23 @@ def test_they_see_every_round_once_and_change_nothing(tmp_path):
     assert seen == [(number, 3, tmp_path / "got") for number in range(4)]
 
 
-def test_a_resumed_run_reports_what_it_computes(tmp_path):
+def test_a_resumed_run_reports_the_round_of_its_checkpoint_and_what_it_computes(tmp_path):
+    """A kill may have come before they had that one."""
     e, seen = small_experiment(), []
     with stopped_before(2):
         run(e, tmp_path, quiet, callbacks=[lambda report: seen.append(report.round)])
     resume(tmp_path, quiet, callbacks=[lambda report: seen.append(report.round)])
-    assert seen == [0, 1, 2, 3]
+    assert seen == [0, 1, 1, 2, 3]
+
+
+def test_a_run_that_a_callback_ended_is_the_same_when_it_is_called_again(tmp_path):
+    """As a notebook's cell is; it went on by a round each time. Likewise after a kill in its last breath."""
+    e, stop = small_experiment(federation={"rounds": 6}), [lambda report: report.round >= 2]
+    first = run(e, tmp_path, quiet, callbacks=stop)
+    for again in (run(e, tmp_path, quiet, callbacks=stop), (tmp_path / "result.json").unlink()):
+        assert again is None or again.checksum == first.checksum
+    assert resume(tmp_path, quiet, callbacks=stop).checksum == first.checksum
+    assert json.loads((tmp_path / "result.json").read_text())["rounds"] == 2
 
 
 @pytest.mark.parametrize(

@@ -382,6 +382,48 @@ def test_a_settled_file_is_read_once_and_again_when_it_changes(tmp_path, monkeyp
     assert len(read) == 4
 
 
+def test_a_file_of_the_same_size_and_time_is_another(tmp_path):
+    """As a copy that keeps times leaves it."""
+    task = replace(find_task("r8"), source=replace(find_task("r8").source, files=("*.txt",)))
+    options, seen = TaskOptions(name="r8", cache=str(tmp_path / "cache")), set()
+    (tmp_path / "raw").mkdir()
+    for text in ("one", "two"):
+        (tmp_path / "raw" / "a.txt").write_text(text)
+        os.utime(tmp_path / "raw" / "a.txt", (1e9, 1e9))
+        seen |= {raw_digest(task, options, tmp_path / "raw") for _ in range(2)}
+    assert len(seen) == 2
+
+
+def test_what_saves_time_alone_does_not_stop_a_run(tmp_path, monkeypatch):
+    def refused(*_):
+        raise InputError("no permission")
+
+    monkeypatch.setattr("anchorfl.tasks.files.object_store.write_bytes", refused)
+    task = replace(find_task("r8"), source=replace(find_task("r8").source, files=("*.txt",)))
+    (tmp_path / "a.txt").write_text("one")
+    os.utime(tmp_path / "a.txt", (1e9, 1e9))
+    assert raw_digest(task, TaskOptions(name="r8", cache=str(tmp_path / "cache")), tmp_path)
+
+
+def test_raw_files_that_change_while_they_are_read_are_refused(tmp_path):
+    """The folder has the name of what was there at first."""
+    toy = find_task("toy-single")
+    source = replace(toy.source, files=("a.txt",))
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.txt").write_text("one")
+
+    def read(folder, options):
+        (folder / "a.txt").write_text("another")
+        return toy.read(folder, options)
+
+    task = replace(toy, source=source, read=read)
+    options = TaskOptions(name="toy-single", clients=3, cache=str(tmp_path / "cache"), root=str(tmp_path / "raw"))
+    with pytest.raises(InputError, match="its files changed while they were read: prepare them again"):
+        prepare(task, options, 0, engine="local")
+    assert [path.name for path in (tmp_path / "cache").iterdir() if "toy-single-" in path.name] in ([], ["raw-digests"])
+    assert prepare(replace(task, read=toy.read), options, 0, engine="local").manifest.test
+
+
 def test_the_raw_digest_follows_the_bytes_of_the_files(tmp_path):
     task, options = find_task("r8"), TaskOptions(name="r8")
     for split in ("train", "test"):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random  # noqa: TID251 - a generator of its own, for the order of the trials
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, PreparedDataError
+from anchorfl.tuning.search import trial as trial_module
+from anchorfl.tuning.search import tune_adapter
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds
 from anchorfl.tuning.search.search_space import Choice, Range
@@ -24,6 +29,7 @@ from anchorfl.tuning.search.searchers import (
     most_trials,
 )
 from anchorfl.tuning.search.study import Study, TrialState, read_trials
+from anchorfl.tuning.search.tune_adapter import ENDS, ERROR, Budget, _Scheduler
 
 SPACE = {"q1": Range(90, 99.9, "tail", steps=4), "q2": Range(10, 99, steps=4), "kind": Choice(("cosine", "dot"))}
 OWN = {"q1": 99.0, "q2": 50.0, "kind": "cosine"}
@@ -326,3 +332,59 @@ def test_a_grid_ends_with_its_last_point():
     assert most_trials(SweepOptions(searcher="grid", trials=30), space, beside) == 13  # the preset's own point
     assert most_trials(SweepOptions(searcher="grid", trials=5), space, beside) == 5
     assert most_trials(SweepOptions(searcher="optuna", trials=30), space, beside) == 30
+
+
+def test_what_every_trial_would_meet_ends_the_search_and_none_of_its_trials(tmp_path):
+    """A full disk is no fault of a point: a trial that was closed as failed would not be trained again."""
+    search, budget = study(tmp_path / "ledger", scheduler="none"), Budget(0, 0, lambda: (0.0, 0.0))
+    trial = search.next_trial()
+    search.add_result(trial, 1, record(trial, 1))
+    scheduler = _Scheduler(search, {"a": trial}, budget)
+    tunes, report = SimpleNamespace(trial_id="a"), {ERROR: "OSError: no space", ENDS: "OSError: [Errno 28] no space"}
+    assert not budget.stop_all()
+    assert scheduler.on_trial_result(None, tunes, report) == "STOP"
+    scheduler.on_trial_complete(None, tunes, report)
+    scheduler.on_trial_remove(None, tunes)
+    assert budget.stop_all()
+    assert trial.status == "running"
+    again = study(tmp_path / "ledger", scheduler="none")
+    again.replay()
+    assert again.next_trial().number == trial.number
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (PreparedDataError("rows-00000.parquet is missing"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        (ValueError("no good"), False),
+    ],
+    ids=str,
+)
+def test_which_errors_are_of_no_point(monkeypatch, error, ends):
+    reports = []
+    monkeypatch.setattr(trial_module.tune, "report", reports.append)
+
+    def training(config, context):
+        raise error
+
+    trial_module.report_errors(training, {}, None)
+    assert [ENDS in report for report in reports] == [ends]
+    assert ERROR in reports[0]
+
+
+def test_a_ledger_that_cannot_be_written_says_so_in_its_own_words(tmp_path, monkeypatch):
+    """Ray Tune wraps what its callbacks raise, a hundred lines around it."""
+    search, full = study(tmp_path / "ledger"), OSError(errno.ENOSPC, "No space left on device")
+
+    def fit(*_, **given):
+        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
+        try:
+            given["search_alg"].study.next_trial()
+        except OSError as error:
+            raise RuntimeError("the Ray Tune run failed") from error
+
+    monkeypatch.setattr(tune_adapter, "fit", fit)
+    with pytest.raises(OSError, match="No space left on device"):
+        tune_adapter.search(search, None, None, [], 1, Budget(0, 0, lambda: (0.0, 0.0)))
