@@ -126,9 +126,16 @@ KEPT = {
         "extrasensory",
         "16 of the 60 users, class sets drawn again",
     ),
+    "es-5": Kept(
+        ("es",),
+        "fedalign --data es-5 --rows fedavg,fedprox-1e-3,fedprox-1e-4,moon,scaffold,fedpu,fedrs-0.5,fedrs-0.9,fedalign"
+        " --seeds 4321,4322,4323",
+        "extrasensory",
+        "16 of the 60 users",
+    ),
     "es": Kept(
         ("es",),
-        "fedalign --data es-5,es-15-redrawn --rows fedavg,scaffold,fedalign --seeds 4321,4322,4323",
+        "fedalign --data es-15-redrawn --rows fedavg,scaffold,fedalign --seeds 4321,4322,4323",
         "extrasensory",
         "16 of the 60 users",
     ),
