@@ -74,7 +74,8 @@ def noisy_sum(
         raise ValueError("there is no term; give those of all classes")
     if noise:
         assert generator is not None
-        total_CD += noise * clip * torch.from_numpy(generator.standard_normal(total_CD.shape)).to(total_CD)
+        normal_CD = torch.from_numpy(generator.standard_normal(total_CD.shape)).to(total_CD)
+        total_CD += noise * clip * normal_CD
     return total_CD
 
 

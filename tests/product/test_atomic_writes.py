@@ -29,7 +29,7 @@ IN_PLACE = {
     ("pipeline/tracking/mlflow_upload.py", "_send"): "a copy in a temporary folder",
     ("pipeline/cluster/auth_token.py", "create"): "a draft",
     ("pipeline/mlmodel.py", "_load_pyfunc"): "a copy in a temporary folder",
-    ("tuning/search/ledger.py", "write"): "appends",
+    ("tuning/search/ledger.py", "_append"): "appends",
 }
 """File and function -> why it may open a file for writing."""
 
