@@ -192,8 +192,8 @@ def check_digest(folder: Path, experiment: Experiment) -> None:
         for word, of in plugins_of(experiment).items():
             if code_digest(of) not in tags.get(f"{word}_plugin", code_digest(of)):
                 raise InputError(
-                    f"{folder}: the source of its {word.replace('_', ' ')}, a plug-in, was edited since it began: put"
-                    " it back, or start the run anew in another --output"
+                    f"{folder}: the source or files of its {word.replace('_', ' ')} were edited since it began: put"
+                    " them back, or start the run anew in another --output"
                 )
         raise InputError(
             f"{folder / CONFIG}: its options do not have the digest that it states: they were edited, or are of another"

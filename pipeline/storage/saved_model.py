@@ -190,7 +190,7 @@ def load_model(folder: Path, network: str = "", task: str = "") -> SavedModel:
     for word, of in code_of.items():
         if of and metadata.get("code", {}).get(word, code_digest(of)) != code_digest(of):
             warnings.warn(
-                f"{folder}: the source of its {word}, a plug-in, was edited since the model was trained: it may compute"
+                f"{folder}: the source or files of its {word} were edited since the model was trained: it may compute"
                 " something else",
                 stacklevel=2,
             )

@@ -134,18 +134,14 @@ class Sweep:
         lower number. So a trial that was stopped early is never chosen over a whole one.
         """
         scored = [t for t in self.trials if t.status != "failed" and t.scores(self.rule)]
-        return sorted(scored, key=lambda t: (-t.rounds, -self._score(t), t.number))
+        return sorted(scored, key=lambda t: (-t.rounds, -_score(self.rule, t), t.number))
 
     @property
     def tied(self) -> list[Trial]:
         """Trials that are as good as the best, itself among them, in order of number."""
         ranked = self.ranked()
-        keys = [(t.rounds, self._score(t)) for t in ranked]
+        keys = [(t.rounds, _score(self.rule, t)) for t in ranked]
         return [trial for trial, key in zip(ranked, keys, strict=True) if key == keys[0]]
-
-    def _score(self, trial: Trial) -> float:
-        """Return the mean by which trials are ranked: means of equal scores differ in last bits."""
-        return round(statistics.fmean(trial.scores(self.rule)), 12)
 
     @property
     def best(self) -> Trial | None:
@@ -158,7 +154,7 @@ class Sweep:
         out = list[Trial]()
         whole = [t for t in self.ranked() if t.status == "finished"] if self.against else []
         for trial in sorted(whole, key=lambda t: t.expense):  # of equal expense the better one is first, as ranked
-            if not out or self._score(trial) > self._score(out[-1]):
+            if not out or _score(self.rule, trial) > _score(self.rule, out[-1]):
                 out.append(trial)
         return out
 
@@ -187,6 +183,11 @@ class Sweep:
 def seeds_text(seeds: Sequence[int]) -> str:
     """Return ``seed 0`` or ``seeds 0, 1``: "seeds 0" would read as a count."""
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _score(rule: Rule, trial: Trial) -> float:
+    """Return the mean by which trials are ranked: means of equal scores differ in last bits."""
+    return round(statistics.fmean(trial.scores(rule)), 12)
 
 
 def tie_text(sweep: Sweep) -> str:

@@ -204,8 +204,8 @@ def resumed_plan(folder: Path, changes: Mapping[str, Any], places: Mapping[str, 
         now = _code_of(experiment)
         if edited := [word for word, digest in part.get("code", {}).items() if now.get(word) != digest]:
             raise InputError(
-                f"{path}: the source of its {edited[0].replace('_', ' ')}, a plug-in, was edited since it began:"
-                " put it back, or search anew in another --output"
+                f"{path}: the source or files of its {edited[0].replace('_', ' ')} were edited since it began:"
+                " put them back, or search anew in another --output"
             )
         return with_own_places(experiment, str(part.get("seal", "")), path, places, copy)
 

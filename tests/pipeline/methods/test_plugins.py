@@ -160,7 +160,7 @@ def test_a_sweep_does_not_go_on_with_other_code(fancy, tmp_path):
     SweepPlan("p", small_experiment("fancy"), space, options, "").save(tmp_path)
     source = tmp_path / "site" / "fancy_fl.py"
     source.write_text(METHOD + "# another\n")
-    with pytest.raises(InputError, match=r"sweep.json: the source of its method, a plug-in, was edited since it began"):
+    with pytest.raises(InputError, match=r"sweep.json: the source or files of its method were edited since it began"):
         resumed_plan(tmp_path, {}, {"method.name": "fancy"})
     source.write_text(METHOD)
     assert resumed_plan(tmp_path, {}, {"method.name": "fancy"}).experiment.method.name == "fancy"
@@ -193,7 +193,7 @@ def test_its_source_is_part_of_the_digest(fancy, tmp_path):
     before, source = digest(e), tmp_path / "site" / "fancy_fl.py"
     source.write_text(METHOD + "# another\n")
     assert digest(e) != before
-    with pytest.raises(InputError, match="the source of its method, a plug-in, was edited since it began: put it"):
+    with pytest.raises(InputError, match="the source or files of its method were edited since it began: put them"):
         resume(tmp_path / "run", quiet)
     source.write_text(METHOD)
     assert digest(e) == before

@@ -218,7 +218,7 @@ def test_files_of_the_model_are_part_of_the_experiment(bert, tmp_path):
         run(e, tmp_path / "run", quiet)
     saved_bert(place, seed=6, words=NAMES)
     assert digest(e) != before
-    with pytest.raises(InputError, match="do not have the digest that it states"):
+    with pytest.raises(InputError, match="the source or files of its label encoder were edited since it began"):
         resume(tmp_path / "run", quiet)
     (place / "vocab.txt").unlink()
     (place / "model.safetensors").unlink()

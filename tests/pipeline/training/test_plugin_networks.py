@@ -319,5 +319,5 @@ class Net(nn.Module):
     folder = run(e, tmp_path / "run", quiet).folder / "model"
     load_model(folder)
     (tmp_path / "edited_net.py").write_text(text.replace("relu", "tanh"))
-    with pytest.warns(UserWarning, match="the source of its network, a plug-in, was edited since the model"):
+    with pytest.warns(UserWarning, match="the source or files of its network were edited since the model"):
         load_model(folder)

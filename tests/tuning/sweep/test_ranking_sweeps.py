@@ -31,8 +31,8 @@ def test_a_trial_reports_its_metric_or_says_that_runs_lack_it(tmp_path):
         metrics = {"validation/p_at_1": score, "time/clients": 1.0, "time/evaluate": 0.5}
         record.round(RoundRecord(1, 100.0, metrics))
     context = TrialContext({}, {}, str(tmp_path), 1, "validation/p_at_1", 1)
-    got = _record(tmp_path, [1, 2], 1, context)
+    got = _record(tmp_path, [1, 2], 1, context, 1)
     assert (got["score"], got["scores"]) == (pytest.approx(0.5), {"1": 0.4, "2": 0.6})
     assert json.loads(json.dumps(got)) == got
     with pytest.raises(InputError, match=r"seeds \[1, 2\] have no validation/map .* give another --metric"):
-        _record(tmp_path, [1, 2], 1, TrialContext({}, {}, str(tmp_path), 1, "validation/map", 1))
+        _record(tmp_path, [1, 2], 1, TrialContext({}, {}, str(tmp_path), 1, "validation/map", 1), 1)
