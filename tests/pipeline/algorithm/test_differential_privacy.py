@@ -21,6 +21,7 @@ from anchorfl.pipeline.algorithm.differential_privacy import (
     privacy_notice,
     spent_epsilon,
 )
+from anchorfl.pipeline.methods.fedalc import FedALC
 from anchorfl.tasks.errors import InputError
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -160,6 +161,7 @@ def test_the_line_for_the_log():
     epsilon = analytic(20 / math.sqrt(300), 1e-6)
     for part in (f"epsilon {epsilon:.4g}", "delta 1e-06", "300 rounds", "noise 20 x clip 0.1", "one class", "not cov"):
         assert part in line
+    assert "after 300 rounds" in FedALC(dp_noise=20.0).notice(300), "of all rounds of the run"
 
 
 @pytest.mark.parametrize(

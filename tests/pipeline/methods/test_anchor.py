@@ -121,6 +121,13 @@ def test_who_expects_labels_is_corrected_in_full(monkeypatch, method, aware, mis
         assert np.array_equal(got[name], raw[name])
 
 
+@pytest.mark.parametrize("method", [Anchor(), Anchor(expected=0.0, certain=0.0)], ids=["expects", "labels alone"])
+def test_it_trains_in_training_mode(method):
+    """What is expected is asked for without dropout; the steps after it have it."""
+    state = method.begin(compared.server(named(), [compared.rows_of()[0]]))
+    assert compared.started(method, model=named(), state=state)[0].model.training
+
+
 def test_multi_label_no_gradient_is_corrected(experiment):
     e = experiment("anchor", "toy-multi")
     alone = experiment("anchor", "toy-multi", options={"control_variates": False})
