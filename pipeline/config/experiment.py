@@ -57,6 +57,8 @@ class Experiment:
         unsettled = self.task.clients == 0 and self.task.partition == "one_class"  # the data will say
         if self.task.clients < 1 and not unsettled:
             raise ValueError(f"task.clients = {self.task.clients}: must be at least 1")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ValueError(f"seed = {self.seed}: records hold 64 bits; take one within them")
         if self.selected_clients > self.task.clients and not unsettled:
             raise ValueError(
                 f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"

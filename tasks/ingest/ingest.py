@@ -140,18 +140,11 @@ def _prepare_locally(
     building = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
     try:
         _build(task, options, seed, raw, source, building, engine, log)
-        _check_unchanged(task, options, source, raw)
         publish(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)  # left over after an error or a lost race
     log(f"{task.name}: prepared data written to {folder}")
     return Prepared.load(folder)
-
-
-def _check_unchanged(task: Task, options: TaskOptions, source: Path | None, raw: str) -> None:
-    """Raise InputError where raw files are others now than those that the prepared data are named after."""
-    if raw_digest(task, options, source) != raw:
-        raise InputError(f"{source}: its files changed while they were read: prepare them again when they are whole")
 
 
 def _build(
@@ -194,6 +187,10 @@ def _build(
         log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
     parts = _run_local(job, payload, number_N, rows_O) if local else _run_ray(job, payload, row_N, number_N, owned)
     written = _collect(parts, job, owned, labels, log)
+    if (
+        raw_digest(task, options, source) != raw
+    ):  # now, as the account makes it whole: it has the name of what was there
+        raise InputError(f"{source}: its files changed while they were read: prepare them again when they are whole")
     manifest = make_manifest(summary, classes, histogram, written)
     write_account(destination, replace(manifest, client_names=names), plan, histogram, written)
 

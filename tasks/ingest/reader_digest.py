@@ -51,7 +51,11 @@ def _imported(path: Path) -> set[Path]:
         if here in found or not here.is_file():
             continue
         found.add(here)
-        for node in ast.walk(ast.parse(here.read_bytes())):
+        try:
+            tree = ast.parse(here.read_bytes())
+        except (SyntaxError, ValueError):  # only named, and never imported: it imports nothing
+            continue
+        for node in ast.walk(tree):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             left += [path.parent / f"{name.partition('.')[0]}.py" for name in names]

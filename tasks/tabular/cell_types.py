@@ -16,7 +16,7 @@ MOST = 0.9
 """Share of the cells from which on the others are taken for slips."""
 IMAGE = r"(?i)\.(png|jpe?g|bmp|gif|tiff?|webp|ppm|pgm)$"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-COMMA = r"^[+-]?(\d*,\d+|\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?)$"
+COMMA = r"^[+-]?(\d*,\d+|\d{1,3}(\.\d{3})+,\d+|\d{1,3}(\.\d{3}){2,}|\d{1,3}(,\d{3})+(\.\d+)?)$"
 LIST = r"^\[[-\s\d.,+eEnaN\[\]]*\]$"
 KINDS = (
     (NUMBER, "a number", "leave it empty where nothing is known, or correct it (texts that look so: give Parquet)"),

@@ -29,7 +29,7 @@ def test_generators_follow_from_the_names():
 
 
 def test_noise_that_is_a_secret_has_more_seeds_than_can_be_tried():
-    """torch's generator on a CPU keeps 32 bits of a seed: all of them are tried in a day."""
+    """torch's generator on a CPU keeps 32 bits of a seed: few enough to try them all."""
     low, high = (torch.Generator().manual_seed(5 + above) for above in (0, 1 << 40))
     assert torch.equal(torch.rand(3, generator=low), torch.rand(3, generator=high))
     assert noise_rng(7, "noise").bit_generator.seed_seq.entropy.bit_length() > 240

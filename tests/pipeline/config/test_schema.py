@@ -11,6 +11,7 @@ from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import from_tree, to_toml, with_options
 from anchorfl.tasks.errors import InputError
+from anchorfl.testing import small_experiment
 
 
 def test_the_tree_is_its_own_inverse(experiment):
@@ -121,6 +122,14 @@ def test_help_lists_every_option_with_its_words(capsys):
     assert "Percentile of SIMILARITY" in words
     assert "--seed INT Seed of the run" in words.replace("│ ", "")
     assert "--output STR Folder of the run" in words.replace("│ ", "")
+
+
+@pytest.mark.parametrize("seed", [1 << 63, -(1 << 63) - 1])
+def test_a_seed_that_no_record_holds_is_refused(seed):
+    """JSON readers hold 64 bits: the manifest would be called damaged."""
+    with pytest.raises(ValueError, match=f"seed = {seed}: records hold 64 bits"):
+        small_experiment(seed=seed)
+    assert small_experiment(seed=(1 << 63) - 1).seed == (1 << 63) - 1
 
 
 def test_the_digest_is_of_what_can_change_a_result():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.restore import restore_if_remote
+from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.tasks.files import object_store
 from anchorfl.testing import stopped_before
 from tests.pipeline.backups import Outage, backed_up, contents, files, whole
@@ -32,6 +34,19 @@ def test_the_copy_is_the_folder_and_changes_nothing(experiment, finished_run, tm
     assert got.checksum == finished_run(e).checksum
     assert contents(object_store.join(backup, "run")) == files(tmp_path / "run")
     assert whole(contents(object_store.join(backup, "run"))) == 3
+
+
+def test_a_record_that_cannot_be_closed_leaves_the_copy_whole(experiment, tmp_path, monkeypatch, backup):
+    """What was written before has still to get there."""
+
+    def full(self, status):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(JsonLines, "end", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(backed_up(experiment("fedavg"), backup), tmp_path / "run", quiet)
+    copy = contents(object_store.join(backup, "run"))
+    assert copy["result.json"] == (tmp_path / "run" / "result.json").read_bytes()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])

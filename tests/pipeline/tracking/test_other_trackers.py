@@ -6,6 +6,7 @@ import json
 import struct
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,16 @@ def test_tensorboard_has_the_numbers_of_the_records(tmp_path):
         had = [(r.round, r.metrics[name]) for r in records if name in r.metrics]
         assert [(event.step, event.value) for event in events.Scalars(name)] == [(n, pytest.approx(v)) for n, v in had]
     assert events.Tags()["tensors"] == ["options/text_summary"]
+
+
+def test_tensorboard_has_no_round_twice_after_a_kill_before_the_first_checkpoint(tmp_path):
+    e = tracked("tensorboard")
+    e = replace(e, cluster=replace(e.cluster, checkpoint_every=10))
+    with stopped_before(2):
+        run(e, tmp_path, quiet)
+    resume(tmp_path, quiet)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("test/f1_macro")] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

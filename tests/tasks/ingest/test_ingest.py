@@ -245,7 +245,8 @@ def test_a_reader_of_ones_own_goes_with_what_it_imports(tmp_path, monkeypatch):
     """A lone module with the modules beside it that it uses, a package whole: their rows are its rows."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_shared.py").write_text("import own_deep\nN = 1\n")
-    (tmp_path / "own_deep.py").write_text("import os.path\n")
+    (tmp_path / "own_deep.py").write_text("import os.path\ndef later():\n    import own_broken\n")
+    (tmp_path / "own_broken.py").write_text("def (\n")
     (tmp_path / "own_other.py").write_text("")
     (tmp_path / "own_alone.py").write_text("from own_shared import N\ndef read(): return N\n")
     folder = tmp_path / "own_package" / "sets"

@@ -29,6 +29,10 @@ def text(cells, head="x,kind"):
         ("y,x,kind\n" + "\n".join(f"1,{row}" for row in [*GOOD, "1 kg,a"]),
          "row 21: column 'x' holds '1 kg', where most rows have a number; leave it empty where nothing is known, or "
          "correct it (texts that look so: give Parquet), or name the inputs with --task.input_columns"),
+        (text([*(f"{i}.414" for i in ROWS), "1 kg"]),
+         "row 21: column 'x' holds '1 kg', where most rows have a number; leave it empty where nothing is known"),
+        (text([f"{i}.414.000" for i in ROWS]),
+         "row 1: column 'x' holds '0.414.000', a number with a comma; write decimal points, and nothing between"),
         ("x;kind\n" + "\n".join(f"{i},5;{'ab'[i % 2]}" for i in ROWS),
          "row 1: column 'x' holds '0,5', a number with a comma; write decimal points"),
         (text([f"[{i} 2. 3]" for i in ROWS]),
