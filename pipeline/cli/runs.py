@@ -1,4 +1,4 @@
-"""``anchorfl runs``: every run below a folder, with its state; ``anchorfl env``: versions, and where things lie."""
+"""``anchorfl runs``: every run, sweep and table below a folder, with its state; ``anchorfl env``: versions, and where things lie."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.run.progress import format_duration
-from anchorfl.pipeline.storage.run_folder import RUNS, read_result, state_of
+from anchorfl.pipeline.storage.run_folder import RUNS, kind_of, read_result, state_of
 from anchorfl.pipeline.storage.run_record import read_metadata, with_final_scores
 from anchorfl.pipeline.terminal import say, say_error, table, width
 from anchorfl.tasks.errors import InputError
@@ -32,7 +32,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def runs(options: argparse.Namespace) -> int:
-    """List runs, the newest last."""
+    """List runs, sweeps and tables, the newest last."""
     if options.folder != RUNS and not options.folder.is_dir():
         raise InputError(f"--folder {options.folder}: no such folder; name one that holds runs")
     found = [
@@ -52,7 +52,7 @@ def runs(options: argparse.Namespace) -> int:
         [
             entry["name"],
             entry["state"],
-            f"{entry['round']}/{entry['rounds']}",
+            f"{entry['round']}/{entry['rounds']}" if entry["kind"] == "run" else entry["kind"],
             f"{entry['split']} {entry['measure']} {100 * entry['score']:.2f}" if entry["score"] is not None else "",
             format_duration(entry["age_seconds"]),
             entry["data"],
@@ -81,6 +81,7 @@ def _entries(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _entry(run: Path, created: float) -> dict[str, Any]:
     metadata, result, records = read_metadata(run), read_result(run), with_final_scores(run)
+    kind, status = kind_of(metadata), metadata["status"]
     params = metadata["params"]
     family = FAMILIES.get(params.get("evaluation.metrics", "threshold"), FAMILIES["threshold"])
     scored: tuple[str, float | None] = "", None
@@ -92,7 +93,8 @@ def _entry(run: Path, created: float) -> dict[str, Any]:
         if family.primary.name in result.get("scores", {}).get(split, {}):
             scored = split, result["scores"][split][family.primary.name]
     return {
-        "name": run.name, "folder": str(run), "state": state_of(run, metadata["status"], finished=bool(result)),
+        "name": run.name, "folder": str(run), "kind": kind,
+        "state": state_of(run, status, finished=bool(result) if kind == "run" else status == "FINISHED"),
         "round": records[-1].round if records else 0, "rounds": params.get("federation.rounds", 0),
         "split": scored[0], "measure": family.primary.short, "score": scored[1],
         "age_seconds": max(0.0, time.time() - created),

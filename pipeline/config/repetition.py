@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.idle_options import idle_options
 from anchorfl.pipeline.config.preset_files import Tree, lend, merge_sections
 from anchorfl.pipeline.config.presets import build, preset_names, preset_tree
 from anchorfl.pipeline.config.schema import options_of
@@ -20,6 +21,8 @@ SETTLED = (
     "federation.clients_per_round", "federation.client_fraction",
 )  # fmt: skip
 """Options that a table of the user's own settles where nobody gives them."""
+OF_COLUMN = "task.partition", "task.clients"
+"""Options that a column of clients settles, so that a command may not give them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,9 @@ class Repetition:
     """The preset with the run's method."""
     options: dict[str, Any]
     """Options in which the run differs, by dotted name."""
+    lost: frozenset[str] = frozenset()
+    """Those in which it differs besides, and which do nothing, so that no command may give them: same bits, another
+    digest."""
 
     @property
     def command(self) -> str:
@@ -51,7 +57,7 @@ def repetition_of(experiment: Experiment) -> Repetition:
     names = [name for name in names if _task(name) == experiment.task.name] or names
     names = [name for name in names if preset_tree(name)["method"]["name"] == method] or names[:1]
     found = [_differing(name, preset_tree(name), experiment) for name in names]
-    return min(found, key=lambda repetition: len(repetition.command))
+    return min(found, key=lambda repetition: (len(repetition.lost), len(repetition.command)))
 
 
 def with_defaults(experiment: Experiment) -> Experiment:
@@ -79,9 +85,11 @@ def _differing(preset: str, tree: Tree, experiment: Experiment) -> Repetition:
     options = {f"method.{name}": value for name, value in method.items()}
     # what a table settles for itself, and what it does not take over from a preset for images, is said in any case
     plain = before if preset else options_of(with_defaults(experiment))
+    idle = idle_options(experiment)
+    of_table = {"task.name", *(OF_COLUMN if experiment.task.client_column else ())} if not preset else set[str]()
     for name, value in values.items():
         own = not preset and name in SETTLED
-        follows = not preset and name == "task.name"  # from the file
-        if (value != before[name] or value != plain[name] or own) and not follows and not name.startswith(LEFT_OUT):
+        if (value != before[name] or value != plain[name] or own) and not name.startswith(LEFT_OUT):
             options[name] = value
-    return Repetition(preset, base, options)
+    given = {name: value for name, value in options.items() if name not in idle and name not in of_table}
+    return Repetition(preset, base, given, frozenset(options) & frozenset(idle))

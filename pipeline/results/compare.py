@@ -18,7 +18,7 @@ from anchorfl.pipeline.results.client_scores import PARTS
 from anchorfl.pipeline.results.curves import draw
 from anchorfl.pipeline.results.markdown import markdown_table, plain_markdown
 from anchorfl.pipeline.storage.atomic_files import write_atomically, write_csv
-from anchorfl.pipeline.storage.run_folder import read_result
+from anchorfl.pipeline.storage.run_folder import check_is_one_run, read_result
 from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
@@ -134,6 +134,7 @@ def load_begun(folder: Path, split: Split = "test") -> RunSummary:
         raise InputError(
             f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
         )
+    check_is_one_run(folder, metadata, ("sweep", "table"))
     records, result = tuple(with_final_scores(folder)), read_result(folder)
     params: dict[str, Any] = metadata["params"]
     return RunSummary(

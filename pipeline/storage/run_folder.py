@@ -24,6 +24,12 @@ from anchorfl.tasks.plugins import code_digest
 RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
 RunState = Literal["finished", "running", "interrupted", "failed"]
+OF_RUNS = {
+    "sweep": "its runs lie below {folder}/trials and {folder}/final; it goes on with: anchorfl sweep --resume {folder}",
+    "trial": "its runs, one per seed, lie in {folder}",
+    "table": "its runs lie beside it; it goes on with the command that began it",
+}
+"""Kinds of a record that stands over those of several runs -> where these lie, and how it goes on."""
 
 
 def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Path:
@@ -78,6 +84,12 @@ def lock_run(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
                     folder.rmdir()
 
 
+def kind_of(metadata: Mapping[str, Any]) -> str:
+    """Return what ``run.json`` is the record of: ``run``, or a kind of ``OF_RUNS``."""
+    kind = metadata.get("tags", {}).get("kind")
+    return kind if kind in OF_RUNS else "run"
+
+
 def state_of(folder: Path, status: str, *, finished: bool) -> RunState:
     """Return what a run is at: who holds its lock trains it now. status: of its record; finished: it has a result."""
     if finished:
@@ -106,11 +118,17 @@ def write_config(folder: Path, experiment: Experiment) -> None:
     write_atomically(folder / CONFIG, json.dumps(content, indent=1).encode())
 
 
-def check_no_record(folder: Path, kinds: Collection[str] = ("table", "sweep", "trial")) -> None:
+def check_no_record(folder: Path, kinds: Collection[str] = tuple(OF_RUNS)) -> None:
     """Raise InputError where a folder has a record of one of these kinds, which a run's would be written over."""
-    held = read_metadata(folder).get("tags", {}).get("kind")
+    held = kind_of(read_metadata(folder))
     if held in kinds:
         raise InputError(f"{folder} is a {held}'s: give another folder")
+
+
+def check_is_one_run(folder: Path, metadata: Mapping[str, Any], kinds: Collection[str] = tuple(OF_RUNS)) -> None:
+    """Raise InputError where the record of a folder is one of several runs, of one of these kinds."""
+    if (kind := kind_of(metadata)) in kinds:
+        raise InputError(f"{folder} is a {kind}'s folder, not a run's: {OF_RUNS[kind].format(folder=folder)}")
 
 
 def check_is_same_run(folder: Path, experiment: Experiment) -> None:
@@ -128,6 +146,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         text, hint = read_text_bytes(folder / CONFIG), "start the run anew in another --output"
     except FileNotFoundError as error:
+        check_is_one_run(folder, read_metadata(folder))
         known = sorted(p.parent.name for p in RUNS.glob(f"*/{CONFIG}"))
         raise InputError(
             f"{folder} holds no run ({CONFIG} is missing); runs in {RUNS}/: {', '.join(known) or 'none'}"

@@ -9,6 +9,8 @@ import pytest
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_folder import lock_run
+from anchorfl.pipeline.storage.run_record import RunInfo
+from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.testing import small_experiment, stopped_before
 from tests.runs import quiet
 
@@ -47,6 +49,23 @@ def test_states_rounds_and_scores(folder, capsys):
     assert (found["ranks"]["measure"], found["ranks"]["data"]) == ("P@1", "toy-multi")
     with lock_run(folder / "cut"):
         assert listed(capsys, folder, "fedalign")["cut"]["state"] == "running"
+
+
+@pytest.mark.parametrize(("kind", "said"), [("sweep", "anchorfl sweep --resume"), ("table", "its runs lie beside it")])
+def test_a_sweep_or_table_is_no_run(kind, said, tmp_path, capsys):
+    """It is listed as what it is, and a command that takes a run says where the runs are."""
+    where = tmp_path / kind
+    record = JsonLines(where, 0)
+    record.begin(RunInfo(name=kind, experiment="digits", params={}, tags={"kind": kind}, folder=where))
+    assert listed(capsys, tmp_path)[kind]["state"] == "interrupted"
+    record.end("FINISHED")
+    found = listed(capsys, tmp_path)[kind]
+    assert (found["state"], found["kind"]) == ("finished", kind)
+    for command in ("resume", "verify", "diagnose", "compare"):
+        assert main([command, str(where)]) == 2
+        err = capsys.readouterr().err
+        assert f"is a {kind}'s folder, not a run's: " in err, command
+        assert said in err, command
 
 
 def test_words_and_states_choose(folder, capsys):

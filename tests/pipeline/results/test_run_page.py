@@ -15,6 +15,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.config.idle_options import check_idle
+from anchorfl.pipeline.config.overrides import typed_options
 from anchorfl.pipeline.config.repetition import repetition_of
 from anchorfl.pipeline.results import page_parts
 from anchorfl.pipeline.results.page_server import PageServer
@@ -114,19 +116,34 @@ def test_its_command_repeats_it(finished_run, experiment):
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, split_seed=None), output="runs/x")
     words = shlex.split(repetition_of(e).command)
     assert words[:3] == ["anchorfl", "run", "suite-digits-masks-2/fedalign"], "the nearest of all presets"
-    assert {"--output", "--tracking.uri"}.isdisjoint(words)
-    assert digest(from_words(words[2], words[3:], "anchorfl run", quiet).experiment) == digest(e)
+    assert {"--output", "--tracking.uri", "--optimizer.lr"}.isdisjoint(words), "a rate that FedAlign does not read"
+    again = from_words(words[2], words[3:], "anchorfl run", quiet).experiment
+    check_idle(typed_options(words[3:]), [again])
+    rate = dataclasses.replace(e.optimizer, lr=again.optimizer.lr)
+    assert digest(again) == digest(dataclasses.replace(e, optimizer=rate))
     folder = finished_run(experiment("fedalign")).folder
     command = repetition_of(Run(folder).experiment).command
     assert command in " ".join(checked(run_page([folder])).text)
 
 
-def test_its_command_on_a_table_repeats_it(tmp_path):
-    (tmp_path / "my table.csv").write_text("size,my kind\n" + "".join(f"{i}.5,{'ab'[i % 2]}\n" for i in range(60)))
+@pytest.mark.parametrize(
+    "partition",
+    [
+        "--task.input_columns size",
+        "--task.input_columns size --task.client_column site",
+        "--task.input_columns size --task.partition dirichlet --task.clients 3 --task.beta 0.4",
+        "--task.input_columns size --task.partition one_class",
+    ],
+)
+def test_its_command_on_a_table_repeats_it(partition, tmp_path):
+    rows = "".join(f"{i}.5,{'ab'[i % 2]},{'xyz'[i % 3]}\n" for i in range(60))
+    (tmp_path / "my table.csv").write_text("size,my kind,site\n" + rows)
     words = ["--task.file", str(tmp_path / "my table.csv"), "--task.label_columns", "my kind", "--method.name", "fedpu"]
+    words += partition.split()
     e = from_words("", words, "anchorfl run", quiet).experiment
     again = shlex.split(repetition_of(e).command)
     assert digest(from_words("", again[2:], "anchorfl run", quiet).experiment) == digest(e)
+    check_idle(typed_options(again[2:]), [e])
 
 
 def test_names_are_text(finished_run, experiment, tmp_path):
