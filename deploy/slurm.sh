@@ -22,9 +22,12 @@ fi
 if [ -z "${ANCHORFL_IN:-}" ]; then
     PATH=$PWD/.venv/bin:$PATH # of make setup, where there is one
 fi
-case " $* " in # a resumed run or sweep joins the cluster that its folder names: auto
-*" --resume "* | " resume "*) set -- anchorfl "$@" ;;
-*) set -- anchorfl "$@" --cluster.address auto ;;
+case " $* " in # a resumed sweep joins the cluster that its folder names: auto; others than these take no such option
+*" --resume "*) set -- anchorfl "$@" ;;
+" run "* | " sweep "* | " table "* | " benchmark "* | " recommend "* | " probe "* | " data prepare "*)
+    set -- anchorfl "$@" --cluster.address auto
+    ;;
+*) set -- anchorfl "$@" ;;
 esac
 
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0

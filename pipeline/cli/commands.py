@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,7 +13,7 @@ from anchorfl.pipeline import terminal
 from anchorfl.pipeline.cli.resumable import resumable
 from anchorfl.pipeline.storage.places import PLACES
 from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS, read_result
-from anchorfl.pipeline.terminal import say, say_error
+from anchorfl.pipeline.terminal import logged_apart, say, say_error
 from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def run(arguments: list[str]) -> int:
 
     if not presets and not names_table(overrides):
         raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file; or a table, --task.file")
-    runs = [from_words(preset, overrides, "anchorfl run", say) for preset in presets or [""]]
+    with logged_apart() if PRINT in arguments else nullcontext():
+        runs = [from_words(preset, overrides, "anchorfl run", say) for preset in presets or [""]]
     experiments = [run.experiment for run in runs]
     check_idle(typed_options(overrides), experiments)
     if len(presets) > 1 and experiments[0].output:
@@ -74,10 +75,12 @@ def _printed(name: str, experiment: Experiment) -> str:
         data = f"prepared, in {place}" if found else f"not prepared yet; goes to {place}"
     except InputError as error:  # its raw files are not there; the options are good without them
         data = str(error)
-    key = digest(experiment)
-    same = [
-        str(path.parent) for path in sorted(RUNS.glob("*/result.json")) if read_result(path.parent).get("digest") == key
-    ]
+    key, same = digest(experiment), list[str]()
+    for path in sorted(RUNS.glob("*/result.json")):
+        try:
+            same += [str(path.parent)] if read_result(path.parent).get("digest") == key else []
+        except InputError as error:  # of another run, perhaps
+            say_error(f"anchorfl: {error}")
     lines = [
         name,
         f"digest: {key}",

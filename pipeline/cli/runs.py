@@ -1,4 +1,4 @@
-"""``anchorfl runs``: every run, sweep and table below a folder, with its state; ``anchorfl env``: versions, and where things lie."""
+"""``anchorfl runs``: every run, sweep and table of a folder, and its state; ``anchorfl env``: versions and places."""
 
 from __future__ import annotations
 

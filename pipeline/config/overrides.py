@@ -57,7 +57,8 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
         name = option_name(argument)
         if name and name not in known and argument not in ("--help", "--help-verbose"):
             whose = f"method {experiment.method.name!r} has " if name.startswith("method.") else ""
-            raise InputError(f"{whose}no option --{name}{nearest(name, known)}; '{command} --help' lists all")
+            near = nearest(name, ["method.name"] if name.startswith("method.na") else known)
+            raise InputError(f"{whose}no option --{name}{near}; '{command} --help' lists all")
     return call_tyro(lambda: _parse(experiment, _with_none(experiment, arguments), command))
 
 

@@ -47,7 +47,10 @@ def own_file(name: str) -> Path | None:
     if path.suffix == ".toml" and path.is_file():
         return path
     near = nearest(name, preset_names())
-    raise InputError(f"no preset {name!r}{near}; there are: {some_presets(name)}; or give the path of a .toml file")
+    table = f"; a table of your own is given as --task.file {name}" if path.exists() else ""
+    raise InputError(
+        f"no preset {name!r}{near}{table}; there are: {some_presets(name)}; or give the path of a .toml file"
+    )
 
 
 def read_preset(name: str) -> Experiment:

@@ -22,7 +22,7 @@ FRAME = re.compile(r"[─│╭╮╰╯┌┐└┘]+|-{4,}")
 """Frame of the panel, and the rules within it."""
 FOOTER = re.compile(r" ?For full helptext.*$")
 """Last line of the panel."""
-REPEATED = re.compile(r"^Value error Error parsing \S+: (?=\w+\.\w+[ :]|method:)")
+REPEATED = re.compile(r"^Value error Error parsing \S+: (?=--|\w+\.\w+[ :]|method:)")
 """Words before an error of our own, which names its option itself."""
 
 BAD_VALUE = re.compile(

@@ -156,7 +156,11 @@ def with_own_places(
         raise _foreign(record, foreign)
     own = with_options(experiment, typed)
     if digest(own) != digest(experiment):
+        file, hint = Path(experiment.task.file), ""
+        if own.task.file != experiment.task.file:
+            moved = f"put it or a link at {file}" if file.is_absolute() else f"--task.root FOLDER where {file} lies now"
+            hint = f", or, for a table that has moved: {moved}"
         raise InputError(
-            f"--{', --'.join(typed)}: another value makes another experiment; start it in another --output"
+            f"--{', --'.join(typed)}: another value makes another experiment; start it in another --output{hint}"
         )
     return own

@@ -173,7 +173,9 @@ class Faults:
 def open_file(path: Path, bad: BadRows) -> TableFile:
     """Return the file of a user. Raises InputError where there is none, or it is no table, is damaged or has no row."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file; give the path of a .parquet, .csv or .csv.gz file")
+        raise InputError(
+            f"{path}: no such file; give the path of a .parquet, .csv or .csv.gz file, or with --task.root its folder"
+        )
     name = path.name.lower()
     if not name.endswith(CSV + PARQUET):
         raise InputError(f"{path}: the name must end in .parquet, .csv or .csv.gz; rename or convert the file")

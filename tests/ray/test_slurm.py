@@ -72,6 +72,22 @@ def test_two_nodes_train_the_bits_of_one_process(sbatch, tmp_path):
     assert checksum_of(done) == checksum_of(here)
 
 
+@pytest.mark.parametrize(
+    ("command", "takes"),
+    [("run digits/fedavg", True), ("sweep digits/fedavg --trials 2", True), ("table fedalign --show", True),
+     ("data prepare digits", True), ("sweep --resume runs/run", False), ("resume runs/run", False),
+     ("resume run x", False), ("compare runs/a runs/b", False), ("data check run .csv", False)],
+)  # fmt: skip
+def test_only_commands_that_train_are_given_the_cluster(sbatch, tmp_path, command, takes):
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text('#!/bin/sh\nwhile [ "$1" != bash ]; do shift; done\nshift 3\necho "$@"\n')
+    srun.chmod(0o755)
+    (tmp_path / "home/.ray").mkdir()
+    (tmp_path / "home/.ray/auth_token").write_text("token")
+    done = sbatch(*command.split())
+    assert done.stdout == f"bash anchorfl {command}{' --cluster.address auto' * takes}\n", done.stderr
+
+
 @pytest.mark.slow
 def test_a_command_that_fails_gives_its_exit_code_and_a_run_is_resumed(sbatch):
     bad = sbatch("run", "digits/fedavg", "--federation.rounds", "0")

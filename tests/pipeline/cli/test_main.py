@@ -118,6 +118,8 @@ def test_bad_lines_are_named(here, fails, lines, message):
     [
         (["run"], "run needs a preset: digits/fedalign"),
         (["run", "digits/fedavgg"], "no preset 'digits/fedavgg' (did you mean 'digits/fedavg'?)"),
+        (["run", "digits/fedavg", "--method.nam", "fedpu"],
+         "method 'fedavg' has no option --method.nam (did you mean 'method.name'?)"),
         (["run", "digits/fedavg", "--sed", "3"], "no option --sed (did you mean 'seed'?)"),
         (["run", "digits/fedavg", "--lr", "3"], "no option --lr (did you mean 'optimizer.lr'?)"),
         (["run", "digits/fedalign", "digits/fedavg", "--method.q1", "97"],
@@ -153,6 +155,13 @@ def test_bad_lines_are_named(here, fails, lines, message):
 def test_bad_input_is_one_line_and_exit_code_2(here, fails, arguments, message):
     fails(arguments, message)
     assert not (here / "runs").exists() or not list((here / "runs").glob("digits*")), "nothing half-written"
+
+
+def test_a_table_in_the_place_of_a_preset(here, fails):
+    (here / "mine.csv").touch()
+    fails(
+        ["run", "mine.csv"], "no preset 'mine.csv'; a table of your own is given as --task.file mine.csv; there are: "
+    )
 
 
 def test_data_tells_what_is_there(here, capsys, monkeypatch):

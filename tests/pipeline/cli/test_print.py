@@ -48,6 +48,16 @@ def test_what_it_prints_is_a_preset_of_that_digest(printed, tmp_path):
     assert other.splitlines()[1:] == text.splitlines()[1:]
 
 
+def test_of_a_table_it_prints_a_preset_and_nothing_else(printed, tmp_path, capsys):
+    (tmp_path / "mine.csv").write_text("size,kind\n" + "".join(f"{i}.5,{'ab'[i % 2]}\n" for i in range(60)))
+    said, text = printed("--task.file", "mine.csv", "--task.label_columns", "kind", "--task.input_columns", "size")
+    (tmp_path / "mine.toml").write_text(text)
+    assert printed("mine.toml")[0]["digest"] == said["digest"]
+    (tmp_path / "runs" / "other").mkdir(parents=True)
+    (tmp_path / "runs" / "other" / "result.json").write_text("{")
+    assert printed("mine.toml")[0]["finished runs of this digest"] == "none in runs/", "another run's damage"
+
+
 def test_several_presets_and_data_that_are_not_there(printed, monkeypatch):
     monkeypatch.delenv("ANCHORFL_DATA", raising=False)
     _, text = printed("digits/fedavg", "r8-8/moon")

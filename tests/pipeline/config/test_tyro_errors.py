@@ -81,6 +81,11 @@ def test_a_lacking_option_is_one_line():
     assert str(error.value) == "Required options Missing from anchorfl: --need INT (required)"
 
 
+def test_an_option_that_names_itself_is_not_named_by_its_table():
+    panel = "Value error Error parsing SweepOptions: --trials 0: must be at least 1"
+    assert one_line_of(panel) == "--trials 0: must be at least 1"
+
+
 def test_help_is_no_complaint(capsys):
     with pytest.raises(SystemExit) as stop:
         parse(Options, ["--help"])

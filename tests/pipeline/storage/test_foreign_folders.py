@@ -250,7 +250,7 @@ def test_a_copy_that_the_user_names_is_its_backup(experiment, tmp_path, monkeypa
 
 
 def test_a_typed_place_makes_no_other_experiment(finished):
-    with pytest.raises(InputError, match="another experiment"):
+    with pytest.raises(InputError, match="another experiment; start it in another --output, or, for a table that has"):
         resume(finished, quiet, {"task.file": "other.csv"})
     with pytest.raises(InputError, match=r"--seed"):
         resume(finished, quiet, {"seed": "2"})
