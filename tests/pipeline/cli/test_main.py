@@ -118,8 +118,8 @@ def test_bad_lines_are_named(here, fails, lines, message):
     [
         (["run"], "run needs a preset: digits/fedalign"),
         (["run", "digits/fedavgg"], "no preset 'digits/fedavgg' (did you mean 'digits/fedavg'?)"),
-        (["run", "digits/fedavg", "--method.nam", "fedpu"],
-         "method 'fedavg' has no option --method.nam (did you mean 'method.name'?)"),
+        (["run", "digits/fedavg", "--method.namee", "fedpu"],
+         "method 'fedavg' has no option --method.namee (did you mean 'method.name'?)"),
         (["run", "digits/fedavg", "--sed", "3"], "no option --sed (did you mean 'seed'?)"),
         (["run", "digits/fedavg", "--lr", "3"], "no option --lr (did you mean 'optimizer.lr'?)"),
         (["run", "digits/fedalign", "digits/fedavg", "--method.q1", "97"],
