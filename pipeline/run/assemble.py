@@ -15,7 +15,7 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.idle_options import check_idle
 from anchorfl.pipeline.config.overrides import keep_options, override, typed_options
 from anchorfl.pipeline.config.preset_files import Tree, drop, lend, merge_sections, table_file
-from anchorfl.pipeline.config.presets import build, preset_names, preset_tree
+from anchorfl.pipeline.config.presets import build, preset_names, preset_tree, some_presets
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.methods import method_name
 from anchorfl.pipeline.run.prepare import check_method, count_clients, resolve_options, with_sections
@@ -97,6 +97,8 @@ class _Start(NamedTuple):
 
 
 def _assemble(preset: str, given: Mapping[str, Any], apply: Apply, log: Log) -> Assembled:
+    if not preset and not given.get(FILE):
+        raise InputError(f"which data: give a preset, such as {some_presets()}, or a table of your own as {FILE}")
     start = _start(preset, given)
     if given.get(FILE) or table_file(start.tree):
         experiment = count_clients(_on_table(preset, start, given, apply, log), log)

@@ -23,6 +23,8 @@ from anchorfl.tasks.plugins import code_digest
 
 RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
+WRITTEN = ("run.json", "metrics.jsonl", RESULT, "checkpoint", "model", "report")
+"""What a run writes into its folder after ``CONFIG``."""
 RunState = Literal["finished", "running", "interrupted", "failed"]
 OF_RUNS = {
     "sweep": "its runs lie below {folder}/trials and {folder}/final; it goes on with: anchorfl sweep --resume {folder}",
@@ -134,7 +136,12 @@ def check_is_one_run(folder: Path, metadata: Mapping[str, Any], kinds: Collectio
 def check_is_same_run(folder: Path, experiment: Experiment) -> None:
     """Raise InputError where the folder holds another run, or a table or sweep: its record would be written over."""
     check_no_record(folder)
-    if (folder / CONFIG).exists() and (held := read_config(folder).get("digest", "")) != digest(experiment):
+    if not (folder / CONFIG).exists():
+        if foreign := [name for name in WRITTEN if (folder / name).exists()]:
+            raise InputError(
+                f"{folder} holds no run, but {', '.join(foreign)}, which a run would write over: give another folder"
+            )
+    elif (held := read_config(folder).get("digest", "")) != digest(experiment):
         raise InputError(f"{folder} holds another run (digest {str(held)[:8]}): give another folder")
 
 

@@ -152,15 +152,17 @@ def resume(
     return Run(lifecycle.resume(Path(folder), _log(quiet), places, callbacks=callbacks, quiet=quiet).folder)
 
 
-def compare(runs: Iterable[Run | str | Path], folder: str | Path = "") -> Comparison:
+def compare(runs: Run | str | Path | Iterable[Run | str | Path], folder: str | Path = "") -> Comparison:
     """Compare runs in a table, which ``print`` shows; runs that differ only in their seed are one line.
 
     folder: where comparison.md, comparison.csv and curves.png are written; empty: nowhere. Errors: InputError where
     one is no run, or has no round yet.
     """
     from anchorfl.pipeline.results import compare
+    from anchorfl.pipeline.results.run_view import Run
 
-    folders = [Path(run) if isinstance(run, (str, Path)) else run.folder for run in runs]
+    given = [runs] if isinstance(runs, (str, Path, Run)) else runs
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in given]
     return compare.compare(folders, Path(folder) if folder else None)
 
 

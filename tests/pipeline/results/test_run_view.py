@@ -105,6 +105,8 @@ def test_multi_label_and_ranking_runs(tmp_path, monkeypatch):
 
 
 def test_runs_are_compared(finished):
+    alone = str(anchorfl.compare(finished))
+    assert alone == str(anchorfl.compare(str(finished.folder))) == str(anchorfl.compare([finished]))
     text = str(anchorfl.compare([finished, str(finished.folder)]))
     assert text.count("fedalign") == 1  # one run, named twice
 
@@ -127,6 +129,10 @@ def test_bad_options_of_a_sweep_are_one_line(options, line):
 def test_a_folder_of_another_run_stays_as_it_is(tmp_path):
     anchorfl.run(small_experiment(), folder=tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    with pytest.raises(anchorfl.InputError, match=r"mine holds no run, but model, which a run would write over"):
+        anchorfl.run(small_experiment(), folder=tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir() if path.name != ".lock"] == ["model"]
     with pytest.raises(anchorfl.InputError, match=r"run holds another run .*: give another folder"):
         anchorfl.run(small_experiment(seed=7), folder=tmp_path / "run")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before

@@ -157,6 +157,13 @@ def test_presets_are_set_up_on_a_table(sales, shades, name):
     executor.close()
 
 
+def test_data_are_named_by_somebody():
+    """No data set is trained on that nobody has asked for."""
+    for assemble in (lambda: from_values("", {"seed": 3}, quiet), lambda: from_words("", ["--seed", "3"], "x", quiet)):
+        with pytest.raises(InputError, match=r"which data: give a preset, such as digits/.*as task\.file"):
+            assemble()
+
+
 def test_the_default_of_a_table_is_anchor_on_the_digits_network(sales):
     """Whoever names FedAlign gets the row of the digits, whose digest is that of the time when all tables took it."""
     task = {name.partition(".")[2]: value for name, value in options().items()}
