@@ -139,7 +139,13 @@ class Cohort:
         """Raise QuorumError where fewer than the quorum of the selected clients, or of their backups, answered."""
         answered, selected = len(self.metrics), len(self.selected)
         if answered < quorum_size(self.quorum, selected):
-            reasons = "; ".join(f"client {f.client}: {f.reason}" for f in self.failed)
+            of_reason = dict[str, list[int]]()
+            for failure in self.failed:
+                of_reason.setdefault(failure.reason, []).append(failure.client)
+            reasons = "; ".join(
+                f"client{'s' * (len(clients) > 1)} {', '.join(map(str, sorted(clients)))}: {reason}"
+                for reason, clients in of_reason.items()
+            )
             if not answered and all(f.kind == "rejected" for f in self.failed):
                 reasons += f"; {STEP_BACK}"
             raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {self.quorum:g}: {reasons}")

@@ -14,14 +14,14 @@ from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics, RoundOutcome
 from anchorfl.pipeline.training.client import CPU, ClientRunner, FitCall, device_for
-from anchorfl.pipeline.training.errors import RejectedError, fault_kind
+from anchorfl.pipeline.training.errors import RejectedError, fault_kind, fault_line
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.local_training import FitResult
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.secure_round import SecureRound
 from anchorfl.pipeline.training.server import Server
 from anchorfl.pipeline.training.stacked_training import stack_size
-from anchorfl.tasks.errors import PreparedDataError, first_line
+from anchorfl.tasks.errors import PreparedDataError
 from anchorfl.tasks.metrics.scores import Scores
 
 NEXT = 0
@@ -167,7 +167,7 @@ class SerialExecutor(InProcess):
                 on_progress(min(len(clients), at_once), len(cohort.metrics), len(cohort.failed))
                 for client, result, message_bytes in self._fit(clients, round_, broadcast, secure):
                     if isinstance(result, Exception):  # costs this client only
-                        cohort.fail(Failure(client, first_line(result), fault_kind(result)))
+                        cohort.fail(Failure(client, fault_line(result), fault_kind(result)))
                         continue
                     self.server.collect(round_, client, result.update)
                     memories[client] = result.memory

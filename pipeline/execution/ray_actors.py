@@ -20,12 +20,11 @@ from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, FitMetrics
 from anchorfl.pipeline.execution.executor import NEXT
 from anchorfl.pipeline.execution.kept_memories import KeptMemories
 from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
-from anchorfl.pipeline.training.errors import fault_kind
+from anchorfl.pipeline.training.errors import fault_kind, fault_line
 from anchorfl.pipeline.training.gathering import Gathering, Part
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.secure_round import SecureRound
 from anchorfl.pipeline.training.server import Server
-from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -216,7 +215,7 @@ class ClientActor:
         for index, (call, result) in enumerate(self.runners[run].fit_all(round_, calls)):
             client = call.client
             if isinstance(result, Exception):  # any other fault of a client costs that client only
-                reason = self._at_site(result, run_spec) if self.pinned else first_line(result)
+                reason = self._at_site(result, run_spec) if self.pinned else fault_line(result)
                 failure = Failure(client, reason, fault_kind(result))
                 break
             sizes = [messages.nbytes(m) for m in (result.update, call.client_message, result.memory)]

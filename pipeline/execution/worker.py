@@ -21,11 +21,11 @@ from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Failure, FitMetrics
 from anchorfl.pipeline.execution.shared_memory import Placed, SharedMemory
 from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
-from anchorfl.pipeline.training.errors import fault_kind
+from anchorfl.pipeline.training.errors import fault_kind, fault_line
 from anchorfl.pipeline.training.gathering import Gathering
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.secure_round import SecureRound
-from anchorfl.tasks.errors import PreparedDataError, first_line
+from anchorfl.tasks.errors import PreparedDataError
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -139,7 +139,7 @@ class Worker:
                     raise
                 except Exception as error:  # whose fault it is, the driver knows
                     damaged = isinstance(error, PreparedDataError)
-                    self.connection.send((False, error if damaged else (first_line(error), fault_kind(error))))
+                    self.connection.send((False, error if damaged else (fault_line(error), fault_kind(error))))
 
     @cached_property
     def runner(self) -> ClientRunner:
@@ -169,7 +169,7 @@ class Worker:
         for call, result in self.runner.fit_all(request.round, calls):
             client = call.client
             if isinstance(result, Exception):  # any other fault of a client costs that client only
-                failure = Failure(client, first_line(result), fault_kind(result))
+                failure = Failure(client, fault_line(result), fault_kind(result))
                 break
             sizes = [messages.nbytes(m) for m in (result.update, call.client_message, result.memory)]
             if request.grid is None or len(request.clients) == 1:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
+
+from anchorfl.tasks.errors import first_line
 
 FaultKind = Literal["exception", "crash", "deadline", "memory", "rejected"]
 """The client raised; its process died; it did not answer in time; it ran out of memory; its update cannot be merged."""
+
+LIBRARIES = frozenset({"anchorfl", "numpy", "ray", "scipy", "torch", *sys.stdlib_module_names})
+"""Packages whose lines do not say where a plug-in went wrong."""
 
 
 class UpdateError(RuntimeError):
@@ -35,6 +42,19 @@ class LostError(RuntimeError):
     """The server, or an object that only a lost node had, is gone, or a node has no room for one; the last completed
     round is on the disk.
     """
+
+
+def fault_line(error: BaseException) -> str:
+    """Return an exception of a client as one line; where it passed through a plug-in also the plug-in's innermost line:
+    ``ValueError: no rows (mine.py:12)``.
+    """
+    line = first_line(error)
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in LIBRARIES:
+            path = Path(frame.f_code.co_filename)
+            shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            return f"{line} ({shown}:{number})"
+    return line
 
 
 def fault_kind(error: BaseException) -> FaultKind:

@@ -37,8 +37,9 @@ def test_below_the_quorum_the_run_ends_with_3_and_goes_on_from_its_checkpoint(
     monkeypatch.setattr(ClientRunner, "_fit", failing)
     assert main(["run", "e.toml", "--output", "out"]) == EXIT_QUORUM
     error = capsys.readouterr().err
+    place = f"{__file__}:{failing.__code__.co_firstlineno + 2}"
     assert error == (
-        "anchorfl: 3 of 4 selected clients answered, quorum 1: client 2: OSError: no route to host;"
+        f"anchorfl: 3 of 4 selected clients answered, quorum 1: client 2: OSError: no route to host ({place});"
         " the last completed round is kept, go on with: anchorfl resume out\n"
     )
     broken.clear()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 
 import pytest
 import torch
 
-from anchorfl.pipeline.training.errors import RejectedError, UpdateError, fault_kind
+from anchorfl.pipeline.algorithm.aggregation import median_of
+from anchorfl.pipeline.training.errors import RejectedError, UpdateError, fault_kind, fault_line
 
 
 def test_a_refusal_travels_whole():
@@ -16,6 +18,28 @@ def test_a_refusal_travels_whole():
     assert type(again) is RejectedError
     assert (again.reasons, str(again)) == (error.reasons, str(error))
     assert str(error) == "client 3: tensor 'w' is missing; client 7: the update is empty"
+
+
+def test_the_line_of_a_plug_in_is_said(tmp_path, monkeypatch):
+    """Its innermost one: neither torch's, which it called, nor this package's, which called it."""
+    (tmp_path / "mine.py").write_text("import torch\n\n\ndef loss():\n    return torch.zeros(2) + torch.zeros(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    loss = importlib.import_module("mine").loss
+    with pytest.raises(RuntimeError) as error:
+        loss()
+    outside = fault_line(error.value)
+    assert outside.startswith("RuntimeError: The size of tensor a (2) must match")
+    assert outside.endswith(f" ({tmp_path / 'mine.py'}:5)")
+    monkeypatch.chdir(tmp_path)
+    assert fault_line(error.value).endswith(" (mine.py:5)")
+
+
+def test_our_own_lines_are_not():
+    assert fault_line(OSError("no route")) == "OSError: no route", "it was never raised"
+    with pytest.raises(ValueError, match="0 updates") as refused:
+        median_of([])
+    inside = refused.value.with_traceback(refused.value.__traceback__.tb_next)  # without the line of this test
+    assert fault_line(inside) == "ValueError: 0 updates: nothing to merge"
 
 
 @pytest.mark.parametrize(

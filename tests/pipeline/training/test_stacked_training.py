@@ -161,7 +161,7 @@ def test_a_client_that_fails_costs_itself(experiment, tmp_path, monkeypatch):
 
 def test_an_error_in_the_steps_of_a_stack_is_each_clients(experiment, monkeypatch):
     monkeypatch.setattr(Stack, "train", lambda self: 1 / 0)
-    with pytest.raises(QuorumError, match=r"client 0: .*division by zero"):
+    with pytest.raises(QuorumError, match=r"clients 0, 1, 2: .*division by zero"):
         executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
 
 
@@ -178,7 +178,7 @@ def test_a_stack_that_runs_out_of_memory_is_halved(experiment, monkeypatch, most
 
     monkeypatch.setattr(Stack, "train", short)
     if not most:
-        with pytest.raises(QuorumError, match=r"client 0: .*no more"):
+        with pytest.raises(QuorumError, match=r"clients 0, 1, 2: .*no more"):
             executed(e)
         return
     executor, outcomes = executed(e)
