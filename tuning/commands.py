@@ -119,6 +119,7 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
 
 def report(options: argparse.Namespace) -> int:
     """Write the page of runs, or serve it; of a sweep's folder, write its report again."""
+    from anchorfl.pipeline.cli.commands import typed_places
     from anchorfl.tuning.sweep.plan import PLAN_FILE, load_plan
 
     sweeps = [folder for folder in options.runs if (folder / PLAN_FILE).exists()]
@@ -130,7 +131,7 @@ def report(options: argparse.Namespace) -> int:
     from anchorfl.tuning.sweep.sweep import read_sweep
 
     folder = sweeps[0]
-    plan = load_plan(folder, {})
+    plan = load_plan(folder, typed_places(options))
     view = read_sweep(plan, folder.resolve())
     for path in write_report(view, folder / "report", plan.text_of):
         say(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.results.run_page import run_page
@@ -22,10 +21,10 @@ NAMES = "127.0.0.1", "localhost"
 class PageServer(HTTPServer):
     """A server of the page of some runs, bound to a port of loopback; ``serve_forever`` answers."""
 
-    def __init__(self, folders: Sequence[Path], port: int) -> None:
-        """port: 0 takes a free one. Errors: InputError where it cannot be had, or a folder holds no run."""
-        self.runs = [Run(folder) for folder in folders]
-        run_page(self.runs)  # bad folders are refused before anybody asks
+    def __init__(self, runs: Sequence[Run], port: int) -> None:
+        """port: 0 takes a free one. Errors: InputError where it cannot be had."""
+        self.runs = runs
+        run_page(runs)  # bad folders are refused before anybody asks
         if not 0 <= port <= MAX_PORT:
             raise InputError(f"--serve {port}: must be from 0, which takes a free port, to {MAX_PORT}")
         try:

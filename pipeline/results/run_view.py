@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,10 +31,21 @@ if TYPE_CHECKING:
 class Run:
     """A run: its folder, and what is in it. A run that was interrupted has its rounds so far, and no result."""
 
-    def __init__(self, folder: str | Path, data: Prepared | None = None, experiment: Experiment | None = None) -> None:
-        """data, experiment: those of the run, of a caller who has them. Errors: InputError where there is no run."""
+    def __init__(
+        self,
+        folder: str | Path,
+        data: Prepared | None = None,
+        experiment: Experiment | None = None,
+        *,
+        places: Mapping[str, str] | None = None,
+    ) -> None:
+        """data, experiment: those of the run, of a caller who has them.
+
+        places: such as ``{"method.name": "mine:Mine"}``, for a folder with a plug-in that this user's commands did not
+        write. Errors: InputError where there is no run.
+        """
         self.folder, self._data = Path(folder), data
-        self.experiment: Experiment = experiment or read_experiment(self.folder)
+        self.experiment: Experiment = experiment or read_experiment(self.folder, places)
 
     @property
     def finished(self) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 import anchorfl
-from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.experiment import digest, to_tree
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.methods import find_method, method_names
@@ -20,6 +19,7 @@ from anchorfl.tasks import plugins
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.registry import find_task, task_names
 from anchorfl.testing import small_experiment, stopped_before
+from anchorfl.tuning.cli import main
 from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.search_space import Range, space_of
 from anchorfl.tuning.sweep.plan import SweepPlan, resumed_plan
@@ -289,7 +289,7 @@ def test_a_folder_of_others_imports_nothing(tmp_path, monkeypatch, capsys):
     (tmp_path / "ran").unlink()
     (tmp_path / "out" / "result.json").unlink()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
-    for command in ("resume", "diagnose"):
+    for command in ("resume", "diagnose", "report"):
         capsys.readouterr()
         assert main([command, "out"]) == 2
         err = capsys.readouterr().err
@@ -300,8 +300,12 @@ def test_a_folder_of_others_imports_nothing(tmp_path, monkeypatch, capsys):
     assert main(["resume", "out", "--method.name", "os:system"]) == 2
     assert "names method.name" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
-    assert main(["resume", "out", "--method.name", "theirs:Fancy"]) == 0
+    with pytest.raises(InputError, match="was not written by you"):
+        anchorfl.Run("out")
+    assert main(["report", "out", "--method.name", "theirs:Fancy"]) == 0
+    assert anchorfl.Run("out", places={"method.name": "theirs:Fancy"}).experiment.method.name == "fancy"
     assert (tmp_path / "ran").exists()
+    assert main(["resume", "out", "--method.name", "theirs:Fancy"]) == 0
     del sys.modules["theirs"]
 
 

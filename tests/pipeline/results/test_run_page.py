@@ -239,7 +239,7 @@ def test_the_served_page_follows_the_run(experiment, tmp_path):
     folder = tmp_path / "run"
     with stopped_before(2):
         run(experiment(), folder, quiet)
-    with PageServer([folder], 0) as server:
+    with PageServer([Run(folder)], 0) as server:
         assert server.server_address[0] == "127.0.0.1"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
