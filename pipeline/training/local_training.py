@@ -152,12 +152,18 @@ def local_steps(training: TrainingSpec, fitting: Fitting, lane: int = 0) -> Gene
 def end_fit(trainer: ClientTrainer[Any, Any], loss: float, began: float) -> FitResult[Any]:
     """Return the result of a client that has trained. loss, began: of the last epoch; of the clock.
 
-    Raises UpdateError where the update cannot be merged.
+    Raises UpdateError where the update cannot be merged, TypeError where the client would keep anything but tensors.
     """
     ctx, update = trainer.ctx, trainer.update()
     if fault := messages.shape_mismatch(update.weights, ctx.state.weights) or messages.not_finite(update):
         raise UpdateError(f"client {ctx.card.client}, round {ctx.round}: {fault}")
-    return FitResult(update, trainer.memory(), loss, time.perf_counter() - began)
+    memory = trainer.memory()
+    for name, value in memory.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"memory() of {type(trainer).__name__}: {name!r} is of the type {type(value).__name__}, and no tensor"
+            )
+    return FitResult(update, memory, loss, time.perf_counter() - began)
 
 
 def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Augmentation | None:

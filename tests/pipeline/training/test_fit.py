@@ -68,6 +68,23 @@ def test_round_seed_and_memory_matter():
     assert len({digest(f)[0] for f in [base, *others]}) == 4
 
 
+class Counting(AveragingTrainer):
+    def memory(self):
+        return super().memory() | {"rounds": 3}
+
+
+class Counts(FedAvg):
+    def trainer(self, ctx):
+        return Counting(ctx)
+
+
+def test_what_a_client_keeps_is_tensors():
+    method = Counts()
+    model = network(method)
+    with pytest.raises(TypeError, match=r"^memory\(\) of Counting: 'rounds' is of the type int, and no tensor$"):
+        once(method, model, 0, state_of(method, model), {})
+
+
 class Noting(AveragingTrainer):
     """Remembers the rows of its mini-batches, in order, and what dropout makes of the first ones."""
 
