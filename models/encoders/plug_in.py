@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.encoders.libraries import LINEAR, LibraryEncoder
@@ -48,7 +49,21 @@ def make(make_encoder: MakeEncoder, spec: EncoderSpec, source: MaskSource, where
         raise ValueError(f"{where}: making it failed ({type(error).__name__}: {lines[0] if lines else ''})") from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"{where}: gives a {type(net).__name__}, and no torch.nn.Module")  # noqa: TRY004
+    for name, value in net.state_dict().items():
+        if fault := _cannot_travel(value):
+            raise ValueError(f"{where}: {name} {fault}")
     return PlugIn(net, source)
+
+
+def _cannot_travel(value: object) -> str:
+    """Return why an entry of a state_dict cannot be sent and averaged, and how to mend it; empty where it can."""
+    if not isinstance(value, Tensor):
+        return f"of its state_dict is a {type(value).__name__}, and only tensors travel: leave get_extra_state out"
+    if is_lazy(value):
+        return "has no size yet: take a layer that is given its size, such as nn.Linear in place of nn.LazyLinear"
+    if value.is_complex():
+        return f"is {value.dtype}: keep its real and imaginary parts as two tensors"
+    return ""
 
 
 def start(encoder: PlugIn, values: Mapping[str, Tensor], where: str) -> None:

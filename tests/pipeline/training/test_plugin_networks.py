@@ -110,6 +110,25 @@ def doubles(spec):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, spec.width)).double()
 
 
+def lazy(spec):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(spec.width))
+
+
+def complex_(spec):
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, spec.width, dtype=torch.complex64))
+
+
+class Extra(nn.Linear):
+    def __init__(self, spec):
+        super().__init__(16, spec.width)
+
+    def get_extra_state(self):
+        return {"seen": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
 class Float64(nn.Module):
     def __init__(self, spec):
         super().__init__()
@@ -215,6 +234,9 @@ def test_it_is_recorded_and_part_of_the_digest(tmp_path):
         ("NUMBER", "a int, and no class or function that makes an encoder"),
         ("quiet", "gives a NoneType, and no torch.nn.Module"),
         ("fails", "making it failed (RuntimeError: no weights)"),
+        ("lazy", "1.weight has no size yet: take a layer that is given its size, such as nn.Linear in place"),
+        ("complex_", "1.weight is torch.complex64: keep its real and imaginary parts as two tensors"),
+        ("Extra", "_extra_state of its state_dict is a dict, and only tensors travel: leave get_extra_state out"),
         ("wrong_width", "gives (2, 7) for 2 rows, and not (rows, model.width), which is (2, 16)"),
         ("fails_later", "of kind 'image' and shape (2, 1, 4, 4) failed (RuntimeError: mat1 and mat2"),
         ("Float64", "gives torch.float64, and not torch.float32"),
