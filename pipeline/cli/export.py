@@ -27,11 +27,12 @@ def export(words: list[str]) -> int:
     what, *rest = words
     if what not in RUN:
         raise InputError(f"export {what}: there are {', '.join(RUN)}; {FORM}")
-    from anchorfl.pipeline.config.experiment import data_and_method
+    from anchorfl.pipeline.config.experiment import data_and_method, plugins_of
     from anchorfl.pipeline.config.idle_options import check_idle
     from anchorfl.pipeline.config.overrides import typed_options
     from anchorfl.pipeline.export.apps import write_app
     from anchorfl.pipeline.run.assemble import from_words
+    from anchorfl.tasks.plugins import dotted_name, packages_of
 
     preset = rest.pop(0) if rest and not rest[0].startswith("-") else ""
     experiment = from_words(preset, rest, f"anchorfl export {what}").experiment
@@ -39,6 +40,9 @@ def export(words: list[str]) -> int:
     name = data_and_method(experiment)
     folder = Path(experiment.output or f"{what}-{name}")
     say("\n".join(map(str, write_app(what, folder, name, experiment))))
+    for of in plugins_of(experiment).values():
+        packages = " and ".join(packages_of(of))
+        say(f"to install wherever it runs, as anchorfl is: {packages or 'a package'} with {dotted_name(of)}")
     command = RUN[what].format(clients=experiment.task.clients)
     say(f"run it where its framework is (docs/{what}.md): cd {folder} && {command}")
     return 0

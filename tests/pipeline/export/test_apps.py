@@ -29,6 +29,25 @@ def test_the_command_writes_a_flower_app(tmp_path, monkeypatch, capsys):
     assert read_preset("app/experiment.toml").federation.rounds == 3
 
 
+OWN = """from dataclasses import dataclass
+
+from anchorfl.pipeline.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(FedAvg):
+    name = "own-mean"
+"""
+
+
+def test_the_plug_ins_of_an_app_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_mean.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["export", "flower", "digits/fedavg", "--method.name", "own_mean:Mean"]) == 0
+    assert "to install wherever it runs, as anchorfl is: a package with own_mean:Mean\n" in capsys.readouterr().out
+
+
 def test_an_app_finds_what_options_name_below_the_folder_that_it_was_written_from(tmp_path, monkeypatch, capsys):
     """It runs in its own; addresses, and what is nowhere here, stay as they are."""
     monkeypatch.chdir(tmp_path)
