@@ -21,7 +21,7 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.export.apps import PRESET
-from anchorfl.pipeline.export.message_form import as_update, put_together, taken_apart
+from anchorfl.pipeline.export.message_form import NO_UPDATE, as_update, put_together, taken_apart
 from anchorfl.pipeline.export.rounds import Sending, check_kept, run_spec_of
 from anchorfl.pipeline.export.rounds import serve as serve_rounds
 from anchorfl.pipeline.export.secure_exchange import Kind, answer, masked_round
@@ -193,12 +193,11 @@ def _ask(
     for client, content in _replies(run_spec, grid, nodes, round_, "train", contents, log):
         try:
             message = message_of(content[UPDATE], str(content[ABOUT][UPDATE]), method)
-            update = as_update(message, bool(sending.secure))
-        except (InputError, KeyError, TypeError, ValueError, RecursionError) as error:
+            server.collect(round_, client, as_update(message, bool(sending.secure)))
+        except NO_UPDATE as error:
             why = str(error) if isinstance(error, InputError) else first_line(error)
             log(f"round {round_}: the message of client {client} is no update: {why}")
             continue
-        server.collect(round_, client, update)
         answered.append(client)
     return answered
 

@@ -18,6 +18,8 @@ from anchorfl.pipeline.algorithm.contract import Method, Update
 from anchorfl.pipeline.training.secure_round import MaskedUpdate
 from anchorfl.tasks.errors import InputError
 
+NO_UPDATE = InputError, AttributeError, KeyError, TypeError, ValueError, RuntimeError
+"""Errors of a message that is no update of the method, from its form to what the method reads of it."""
 Form = str | dict[str, Any]
 """The form of a message: a tensor's path; or the forms of a dict's or a dataclass's parts."""
 

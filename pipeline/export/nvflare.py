@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.export.apps import PRESET
-from anchorfl.pipeline.export.message_form import as_update, put_together, taken_apart
+from anchorfl.pipeline.export.message_form import NO_UPDATE, as_update, put_together, taken_apart
 from anchorfl.pipeline.export.rounds import Sending, check_kept, run_spec_of, serve
 from anchorfl.pipeline.export.secure_exchange import Kind, answer, masked_round
 from anchorfl.pipeline.storage.atomic_files import write_atomically
@@ -202,12 +202,11 @@ class AnchorController(Controller):  # type: ignore[misc]  # as above
         answers = self._answers(run_spec, sites, TRAIN, round_, contents, fl_ctx, abort_signal)
         for client, reply in answers.items():
             try:
-                update = as_update(taken(reply, UPDATE, method), bool(sending.secure))
-            except (InputError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+                server.collect(round_, client, as_update(taken(reply, UPDATE, method), bool(sending.secure)))
+            except (*NO_UPDATE, SafetensorError) as error:
                 why = str(error) if isinstance(error, InputError) else first_line(error)
                 self.log_info(fl_ctx, f"round {round_}: the message of client {client} is no update: {why}")
                 continue
-            server.collect(round_, client, update)
             answered.append(client)
         return answered
 

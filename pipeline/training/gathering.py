@@ -51,12 +51,13 @@ class Gathering:
         """Take in an update, which is read until ``flush``. It is copied where it has to be kept and there is a grid;
         without one it stays where it lies.
         """
-        self.norms[client] = norm_of(update.weights)
-        if self.grid is None:
+        card, norm = self.cards[client], norm_of(update.weights)
+        # before anything is kept: what is no update of the method fails here
+        contribution = self.method.contribution(ClientResult(card, update)) if self.method.sums else None
+        self.norms[client] = norm
+        if self.grid is None or contribution is None:
             self.whole[client] = update
             return
-        card = self.cards[client]
-        contribution = self.method.contribution(ClientResult(card, update))
         if not self._fits(card, contribution):
             self.whole[client] = _copy(update)
         elif self._first is None and not self.sums.clients:

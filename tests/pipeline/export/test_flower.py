@@ -315,6 +315,22 @@ def not_finite(reply):
     return reply
 
 
+def test_an_update_without_what_the_method_reads_costs_its_sender_alone(flower, experiment, tmp_path):
+    """FedAvg's update, where SCAFFOLD's clients send their control variates too."""
+
+    def plain(reply):
+        form = json.loads(reply.content["about"]["update"])
+        weights_only = {"is": "Update", "of": {"weights": form["of"]["weights"]}}
+        reply.content["about"]["update"] = json.dumps(weights_only)
+        return reply
+
+    e = experiment("scaffold", federation={"rounds": 1, "clients_per_round": 0, "quorum": 0.75})
+    without = served(flower, tmp_path / "without", e, broken=(101,))
+    lines = served(flower, tmp_path / "plain", e, changed={(101, "train"): plain})
+    assert any("the message of client 1 is no update: AttributeError: " in line for line in lines), lines
+    assert lines[-1] == without[-1]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
