@@ -27,14 +27,18 @@ from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.training.run_spec import RunSpec
+from anchorfl.tasks.arrays.ragged import IntLists
 from anchorfl.tasks.contract import ClientData, Objective
-from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.ingest.manifest import ClientCounts
+from anchorfl.tasks.ingest.prepared import Prepared, Split
 from benchmarks.bench_engine import cpu_seconds
 from benchmarks.no_op import no_op_spec
 from benchmarks.peer_network import LR, TASKS, WIDTH, clients_of, encoder, images, rows_of
 from benchmarks.readings import MEGABYTE, pss, reading_of, report
 
 PFL = Path(__file__).with_name("peer_tasks_pfl.py")
+BASE = 8
+"""Clients of the prepared data whose test and validation rows stand for all."""
 WAYS = {"serial": 0, "forked": 2}
 """Executor -> workers."""
 
@@ -51,9 +55,13 @@ class MadeUp(Prepared):
         rows = tuple(rows_of(task, client) for client in range(task.population))
         manifest = replace(
             prepared.manifest, class_names=tuple(f"class {c}" for c in range(task.outputs)), examples=rows,
-            counts=tuple(((0, n),) for n in rows), classes=(tuple(range(task.outputs)),) * task.population,
+            counts=ClientCounts(IntLists.of([[0]] * len(rows)), IntLists.of([n] for n in rows)),
+            classes=IntLists.of([range(task.outputs)] * len(rows)),
         )  # fmt: skip
         return cls(prepared.folder, manifest, task=name)
+
+    def _owner_of_split(self, name: Split) -> int:
+        return BASE + (name == "validation")
 
     def client(self, client: int, objective: Objective) -> ClientData:
         x, label_N = images(TASKS[self.task], client)
@@ -78,7 +86,7 @@ class PeerSpec(RunSpec):
 def spec_of(name: str, way: str) -> PeerSpec:
     """Return the run of a task in a way."""
     task = TASKS[name]
-    base = no_op_spec(8, 8, "0.1", forks=WAYS[way])
+    base = no_op_spec(BASE, BASE, "0.1", forks=WAYS[way])
     e = replace(
         base.experiment, method=FedAvg(),
         task=replace(base.experiment.task, clients=task.population),
