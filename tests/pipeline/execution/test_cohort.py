@@ -191,6 +191,21 @@ def test_weights_that_overflow_in_the_merge_are_not_kept(experiment, monkeypatch
     assert messages.checksum(server.snapshot()) == before
 
 
+@pytest.mark.parametrize("kind", ["nan", "huge"])
+def test_a_client_whose_update_was_refused_keeps_the_memory_of_its_last_round(experiment, tmp_path, kind):
+    """Whether the update could not be merged, or was out of scale; the others' memories are those of the round."""
+    e = experiment_with(experiment, tmp_path, (1,), kind, 9)
+    e = dataclasses.replace(
+        e, method=dataclasses.replace(e.method, round=2), optimizer=dataclasses.replace(e.optimizer, state="keep")
+    )
+    executor, before, after = SerialExecutor(make_run_spec(e, quiet)), {}, {}
+    for number, sums in ((1, before), (2, after)):
+        outcome = executor.round(number, [0, 1, 2, 3], nobody)
+        sums |= {client: messages.checksum(executor.memory(client)) for client in range(4)}
+    assert [(f.client, f.kind) for f in outcome.failed] == [(1, "rejected")]
+    assert [before[client] == after[client] for client in range(4)] == [False, True, False, False]
+
+
 def test_a_client_without_rows_is_rejected(experiment):
     """A mean over no rows would be NaN."""
     executor = SerialExecutor(make_run_spec(experiment("fedavg"), quiet))

@@ -16,6 +16,7 @@ import pytest
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.execution import scheduler
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.factory import executor_for
 from anchorfl.pipeline.execution.forked_executor import ForkedExecutor, worker_count
@@ -113,15 +114,20 @@ def faulty(experiment, tmp_path):
 
 def serial(run_spec, *selected):
     """Return the checksum after rounds of these clients in one process, without a fault."""
+    return messages.checksum(in_one_process(run_spec, *selected).snapshot())
+
+
+def in_one_process(run_spec, *selected):
+    """Return the executor after rounds of these clients, or two of all, in one process and without a fault."""
     e = run_spec.experiment
     plain = dataclasses.replace(
         e, method=dataclasses.replace(e.method, clients=()), cluster=dataclasses.replace(e.cluster, executor="serial"),
         federation=dataclasses.replace(e.federation, deadline=0.0),
     )  # fmt: skip
     executor = SerialExecutor(dataclasses.replace(run_spec, experiment=plain))
-    for number, clients in enumerate(selected, 1):
+    for number, clients in enumerate(selected or (ALL, ALL), 1):
         executor.round(number, clients, nobody)
-    return messages.checksum(executor.snapshot())
+    return executor
 
 
 DEADLY = {"exit": ("crash", "its worker died (exit code 1)"), "hang": ("deadline", "no answer within")}
@@ -146,6 +152,82 @@ def test_a_client_that_keeps_failing_is_left_out_and_is_back_in_the_next_round(f
     first, second = (executor.round(r, ALL, nobody) for r in (1, 2))
     assert messages.checksum(executor.snapshot()) == serial(run_spec, [0, 2, 3], ALL)
     assert (first.answered, [f.client for f in first.failed], second.answered) == ((0, 2, 3), [1], (0, 1, 2, 3))
+
+
+@pytest.fixture
+def shared_calls(monkeypatch):
+    """Let calls after the first round be for as many clients as wait."""
+    monkeypatch.setattr(scheduler, "CALL_SECONDS", 1e6)
+
+
+def in_round_2(run_spec, **method):
+    """Return the run with its faults in round 2, one worker, and memories that clients keep."""
+    e = run_spec.experiment
+    changed = dataclasses.replace(
+        e,
+        method=dataclasses.replace(e.method, round=2, **method),
+        optimizer=dataclasses.replace(e.optimizer, state="keep"),
+        cluster=dataclasses.replace(e.cluster, max_concurrent_clients=1),
+    )
+    return dataclasses.replace(run_spec, experiment=changed)
+
+
+def requests_of(executor, monkeypatch):
+    """Return the list in which the clients of every call are noted."""
+    real, asked = executor._fit_request, []
+
+    def noting(pending):
+        request = real(pending)
+        return lambda worker, clients: asked.append(tuple(clients)) or request(worker, clients)
+
+    monkeypatch.setattr(executor, "_fit_request", noting)
+    return asked
+
+
+@pytest.mark.parametrize(("kind", "times", "place"), [("raise", 1, 1), ("nan", 1, 1), ("exit", 2, 0)])
+def test_a_fault_in_a_call_of_several_clients_costs_the_others_nothing(
+    faulty, opened, shared_calls, monkeypatch, kind, times, place
+):
+    """Bits, answers and memories are those of one process. A process that ended may be any of its clients' doing, so
+    that this is no attempt of anybody: client ``place`` of the call, which may try twice, ends three of them.
+    """
+    run_spec = in_round_2(faulty())
+    rows = run_spec.data().cards().rows
+    order = tuple(sorted(ALL, key=lambda client: (-rows[client], client)))
+    run_spec = in_round_2(run_spec, clients=(order[place],), kind=kind, times=times)
+    executor = opened(run_spec)
+    executor.round(1, ALL, nobody)
+    asked = requests_of(executor, monkeypatch)
+    outcome = executor.round(2, ALL, nobody)
+    assert asked[0] == order
+    assert (outcome.answered, outcome.failed) == ((0, 1, 2, 3), ())
+    one = in_one_process(run_spec)
+    assert messages.checksum(executor.snapshot()) == messages.checksum(one.snapshot())
+    assert [messages.checksum(executor.memory(c)) for c in ALL] == [messages.checksum(one.memory(c)) for c in ALL]
+    if kind == "raise":
+        assert [failure.client for failure in outcome.retried] == [order[place]]
+        assert sorted(asked[1:]) == sorted([(order[place],), order[place + 1 :]])
+    if kind == "exit":
+        assert f"(or a fault of clients {', '.join(map(str, order[1:]))}, of the same call)" in str(outcome.retried)
+
+
+def test_under_a_deadline_every_call_is_of_one_client(faulty, opened, shared_calls, monkeypatch):
+    """It is a client's own; in any round."""
+    executor = opened(in_round_2(faulty(deadline=60.0)))
+    asked = requests_of(executor, monkeypatch)
+    for number in (1, 2):
+        executor.round(number, ALL, nobody)
+    assert sorted(asked) == sorted([(client,) for client in ALL] * 2)
+
+
+def test_a_client_whose_update_was_refused_keeps_the_memory_of_its_last_round(faulty, opened):
+    executor = opened(in_round_2(faulty((1,), "nan", 9)))
+    sums = []
+    for number in (1, 2):
+        outcome = executor.round(number, ALL, nobody)
+        sums.append([messages.checksum(executor.memory(client)) for client in ALL])
+    assert [(failure.client, failure.kind) for failure in outcome.failed] == [(1, "rejected")]
+    assert [before == after for before, after in zip(*sums, strict=True)] == [False, True, False, False]
 
 
 def test_a_backup_client_trains_in_place_of_one_that_died(faulty, opened):

@@ -18,7 +18,7 @@ import torch
 from anchorfl.models.heads import BiasedHead
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, HeadSpec
-from anchorfl.pipeline.algorithm.control_variates import AgreeingTrainer
+from anchorfl.pipeline.algorithm.control_variates import AgreeingTrainer, ControlUpdate
 from anchorfl.pipeline.algorithm.expected_labels import expectation, missing_share
 from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.scaffold import Scaffold
@@ -198,6 +198,24 @@ def test_a_classs_share_is_that_among_those_who_identify_it():
     assert missing(*large[:2]) == 0.0, "nobody identifies class 2"
     crowded = of_card(0, 10, [9, 0], [True, False]), of_card(1, 10, [0, 9], [False, True])
     assert missing(*crowded) == 0.0, "no less than nothing is left"
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_clients_count_by_their_samples_or_alike(weighting):
+    """Two of three clients, of 10 and 30 rows, take part; the third has 60. Control variates are over all three."""
+    cards = [replace(compared.rows_of(seed=i)[0], num_examples=rows) for i, rows in enumerate([10, 30, 60])]
+    method, ctx = Anchor(weighting=weighting), compared.server(named(), cards)
+    state = method.begin(ctx)
+    updates = [ControlUpdate(elsewhere(state.weights, seed), elsewhere(state.control, seed)) for seed in (1, 2)]
+    got = method.aggregate(state, [ClientResult(c, u) for c, u in zip(cards[:2], updates, strict=True)], ctx)
+    one, other, third = (10, 30, 60) if weighting == "samples" else (1, 1, 1)
+    for name in state.weights:
+        want = (one * updates[0].weights[name] + other * updates[1].weights[name]) / (one + other)
+        torch.testing.assert_close(got.weights[name], want, rtol=0, atol=1e-12)
+    assert got.control.keys() == {"encoder.0.weight", "encoder.0.bias"}
+    for name, value in got.control.items():
+        want = (one * updates[0].control[name] + other * updates[1].control[name]) / (one + other + third)
+        torch.testing.assert_close(value, want, rtol=0, atol=1e-12)
 
 
 def test_the_share_stays_with_the_state_and_travels():

@@ -34,9 +34,9 @@ class Plain(Averaging):
     head = HeadSpec(kind="guided", parts=2)
 
 
-def guided(layers=2):
+def guided(layers=2, dropout=0.0):
     return compared.dense(
-        GuidedHead(NAMES, D, [SelfAttentionLayer(D, HEADS, HIDDEN, 0.0, MaskSource()) for _ in range(layers)])
+        GuidedHead(NAMES, D, [SelfAttentionLayer(D, HEADS, HIDDEN, dropout, MaskSource()) for _ in range(layers)])
     )
 
 
@@ -135,6 +135,28 @@ def test_a_label_of_which_the_model_is_unsure_is_not_shown():
     assert (~unsure & known).any()
     drawn = torch.stack([local.states(data.rows(torch.arange(N))) for _ in range(200)]).numpy()
     assert np.array_equal((drawn != 0).any(0), ~unsure & known)
+
+
+def test_of_what_the_model_is_unsure_is_asked_without_dropout():
+    """And training goes on with it."""
+    local, _ = compared.started(FedLGT(layers=2, margin=0.2), "multi", model=guided(dropout=0.9))
+    assert local.model.training
+    assert local.model.head.training
+    at = logits(arrays(local.ctx.state.weights), local.ctx.data.x.numpy(), np.zeros((N, C)))
+    unsure_NC = np.abs(1 / (1 + np.exp(-at)) - 0.5) <= 0.2
+    assert 0 < unsure_NC.sum() < unsure_NC.size
+    assert np.array_equal(local.unsure_NC.numpy(), unsure_NC)
+
+
+def test_a_margin_of_zero_hides_what_lies_at_one_half():
+    """A head that says nothing gives every label 1/2."""
+    model = guided()
+    for name, p in model.head.named_parameters():
+        if name.startswith("read."):
+            p.detach().zero_()
+    local, _ = compared.started(FedLGT(layers=2, shown=1.0, margin=0.0), "multi", model=model)
+    assert local.unsure_NC.all()
+    assert not local.states(local.ctx.data.rows(torch.arange(N))).any()
 
 
 def test_with_nothing_shown_it_is_fedavg_on_its_network_bit_for_bit(experiment):

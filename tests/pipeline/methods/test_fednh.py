@@ -144,6 +144,23 @@ def test_prototypes_of_the_server_equal_numpy(rho):
     assert torch.equal(got[3], state.weights[ROWS][3])
 
 
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_a_prototype_stays_where_the_clients_cancel_out_and_moves_along_one_axis(rho):
+    """Class 0: two clients with as many samples lie on opposite sides, so that the mean is zeros. Class 1: both lie on
+    the first axis, where all but one number is zero.
+    """
+    results = reports_of([[5, 5, 0, 0], [5, 5, 0, 0]])
+    one, other = (r.update.weights[ROWS] for r in results)
+    other[0] = -one[0]
+    one[1] = other[1] = torch.eye(D, dtype=one.dtype)[0]
+    ctx = compared.server(prototyped(), [r.card for r in results])
+    state = FedNH().begin(ctx)
+    got, old = FedNH(rho=rho).aggregate(state, results, ctx).weights[ROWS], state.weights[ROWS]
+    assert torch.equal(got[0], old[0])
+    want = unit(rho * old[1].numpy() + (1 - rho) * np.eye(D)[0])
+    assert np.allclose(got[1].numpy(), want, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_everything_else_is_fedavgs_mean(weighting):
     results = reports_of([[5, 0, 2, 0], [1, 4, 0, 0]])

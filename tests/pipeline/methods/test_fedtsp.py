@@ -152,6 +152,43 @@ def test_four_rounds_equal_numpy():
     assert held == {0, 1, 2, 3}
 
 
+def without_labels(client):
+    """Return the client with its rows, none of which has a label."""
+    card, data = client
+    none_NC = torch.zeros_like(data.y_NC)
+    return replace(card, count_C=torch.zeros(C, dtype=torch.int64)), replace(
+        data, y_NC=none_NC, known_NC=none_NC, weight_NC=none_NC
+    )
+
+
+def test_a_client_that_holds_no_class_sends_no_representation_and_counts_in_no_mean():
+    """The rows are those of the other client; where no client has any, prompts, scale and map stay, too."""
+    clients = [without_labels(client_of(0)), client_of(1)]
+    method, ctx = FedTSP(prompt_length=K, prompt_steps=2), server([card for card, _ in clients])
+    state, training = state_of(ctx.cards), TrainingSpec(method, Objective("single"), WHOLE, 2, 3)
+    sent = method.broadcast(state, ctx)
+    results = [
+        ClientResult(card, fit(training, compared.dense(), card, data, sent, {}, 1).update) for card, data in clients
+    ]
+    assert compared.shapes(results[0].update) | {"rows_KD": (0, D)} == compared.shapes(results[0].update)
+    assert not results[0].update.held_C.any()
+    alone = method.aggregate(state, results[:1], ctx)
+    for name in ("prompt_CKP", "log_scale", "map_PD", "text_CD", "rows_CD", "held_C"):
+        assert torch.equal(getattr(alone, name), getattr(state, name)), name
+    both = method.aggregate(state, results, ctx)
+    assert both.held_C.tolist() == [False, True, True, False]
+    torch.testing.assert_close(both.rows_CD[1:3], results[1].update.rows_KD, rtol=0, atol=1e-6)
+    assert not torch.equal(both.prompt_CKP, state.prompt_CKP)
+
+
+def test_first_prompts_are_small():
+    """Of deviation 0.02, as the authors' are, around zero: 8000 numbers."""
+    prompt_CKP = FedTSP(prompt_length=400).begin(server([])).prompt_CKP
+    assert prompt_CKP.shape == (C, 400, P)
+    assert float(prompt_CKP.std()) == pytest.approx(0.02, rel=0.05)
+    assert abs(float(prompt_CKP.mean())) < 0.001
+
+
 def test_without_prompts_the_text_prototypes_stay(experiment):
     rounds = compared.history(experiment("fedtsp", options={"prompt_length": 0}))
     first, last = rounds[0][3], rounds[-1][3]

@@ -109,6 +109,49 @@ def test_mean_and_sd_over_seeds(tmp_path):
     assert {path.name for path in result.files} == {"comparison.md", "comparison.csv", "curves.png", "curves.svg"}
 
 
+def test_a_group_has_a_mean_of_what_all_its_runs_have(tmp_path):
+    """One of three seeds was not validated, so that it has no best round."""
+    folders = [
+        make_run(tmp_path / str(s), [0.2, 0.3 + s / 10], validation=[0.1, 0.2] if s else None, seed=s) for s in range(3)
+    ]
+    (group,) = compare(folders, None).groups
+    assert (group.mean["f1_best"], group.sd["f1_best"]) == (None, None)
+    assert group.mean["f1_last"] == pytest.approx(0.4)
+    assert group.sd["f1_last"] == pytest.approx(0.1)
+
+
+def test_a_group_is_told_apart_from_those_of_its_task_and_method_alone(tmp_path):
+    folders = [
+        make_run(tmp_path / "a", [0.1], rate=0.1),
+        make_run(tmp_path / "b", [0.1], rate=0.2, task="r8"),
+        make_run(tmp_path / "c", [0.1], rate=0.3, method="fedprox"),
+        make_run(tmp_path / "d", [0.1], rate=0.4, method="fedprox", same=1),
+        make_run(tmp_path / "e", [0.1], rate=0.4, method="fedprox", same=2),
+    ]
+    assert [group.label for group in compare(folders, None).groups] == [
+        "digits fedavg",
+        "r8 fedavg",
+        "digits fedprox (rate=0.3)",
+        "digits fedprox (rate=0.4, same=1)",
+        "digits fedprox (rate=0.4, same=2)",
+    ]
+
+
+def test_a_round_is_chosen_by_the_sum_where_a_family_has_one(tmp_path):
+    """Macro F1 on validation is best in round 2, the sum in rounds 3 and 4, of which the first counts."""
+    tracker, params = JsonLines(tmp_path), {"task": "digits", "method": "fedbm", "evaluation.metrics": "classification"}
+    tracker.begin(RunInfo(name="a", experiment="digits", params=params, datasets=[], folder=tmp_path))
+    for number, (f1, total) in enumerate([(0.5, 0.3), (0.9, 0.4), (0.1, 0.8), (0.2, 0.8)], 1):
+        metrics = {"validation/f1_macro": f1, "validation/sum": total}
+        metrics |= {"test/f1_macro": number / 10, "test/sum": number / 100}
+        tracker.round(RoundRecord(number, 100.0 + number, metrics))
+    tracker.end("FINISHED")
+    values = load_run(tmp_path).values
+    assert (values["f1_best"], values["f1_best_sum"], values["f1_last"]) == (0.2, 0.3, 0.4)
+    assert (values["sum_best"], values["sum_best_sum"], values["sum_last"]) == (0.02, 0.03, 0.04)
+    assert values["auc_best"] is None
+
+
 def test_a_long_name_stays_inside_its_picture(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(curves, "save", lambda figure, path: (drawn.append(figure), (path,))[1])

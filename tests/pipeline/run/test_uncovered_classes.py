@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.results.compare import compare
@@ -14,6 +15,8 @@ from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.prepare import resolve_options
 from anchorfl.pipeline.storage.run_folder import CONFIG
 from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.evaluation import score_logits, with_f1_uncovered
+from anchorfl.tasks.contract import ClientData, Objective
 from anchorfl.tasks.options import json_text
 from anchorfl.tasks.registry import find_task
 from anchorfl.testing import stopped_before
@@ -49,6 +52,21 @@ def test_the_class_is_scored_apart_and_in_macro_f1(experiment, tmp_path, method,
         assert record.metrics["test/f1_macro"] == pytest.approx(f1_C.mean())
     assert result.scores["test"]["f1_uncovered"] == record.metrics["test/f1_uncovered"]
     assert "F1 last" in compare([tmp_path / "run"], None).text
+
+
+def test_labels_that_are_not_known_count_nowhere():
+    """Class 1: one hit and one false alarm where it is known, so F1 is 2/3; class 2 has no positive row that is known;
+    class 0 is somebody's.
+    """
+    y_NC = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0], [0, 0, 0]]).double()
+    known_NC = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 1]]).double()
+    logits_NC = torch.tensor([[1, 1, -1], [1, -1, 1], [1, 1, -1], [1, -1, 1]]).double()
+    rows = ClientData(torch.zeros(4, 1), y_NC, known_NC, known_NC)
+    scores = score_logits("threshold", Objective("multi"), logits_NC, rows)
+    for uncovered, expected in (([0, 1, 1], 2 / 3), ([0, 1, 0], 2 / 3), ([0, 0, 1], None), ([0, 0, 0], None)):
+        got = with_f1_uncovered(scores, np.array(uncovered, dtype=bool), rows)
+        assert got.values.get("f1_uncovered") == pytest.approx(expected)
+        assert {name: value for name, value in got.values.items() if name != "f1_uncovered"} == scores.values
 
 
 def test_a_covered_run_has_no_such_score(experiment, finished_run):

@@ -28,6 +28,7 @@ from anchorfl.testing import check_network, small_experiment
 from tests.runs import SMALL, quiet
 
 HERE = __name__
+AT_ONCE = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "batch_size": 0}
 WHOLE = {"skip_zero_rows": False, "microbatch_tokens": 0, "batch_size": 64}
 
 
@@ -180,6 +181,7 @@ def test_a_tied_weight_stays_one(tmp_path):
         ("feddyn", {}),
         ("anchor", {}),
         ("fedaws", {"method": {"server": "adam"}}),
+        ("fedaws", {"federation": {"batched_clients": True, "epochs": 1}, "optimizer": AT_ONCE}),
     ],
 )
 def test_two_names_of_a_weight_change_no_bit(tmp_path, method, options):

@@ -79,3 +79,14 @@ def test_the_grid_is_for_all_clients_that_a_round_may_have(experiment, selection
     drawn = replace(e.federation, selection=selection, clip_norm=1.0, dp_noise=1.0, dp_delta=0.01, clients_per_round=10)
     e = replace(e, task=replace(e.task, clients=20), federation=drawn)
     assert Server(make_run_spec(e, quiet)).largest_weights == {"": most}
+
+
+@pytest.mark.parametrize("clients", [1, 2, 4])
+def test_the_grid_is_for_the_largest_clients_that_may_be_selected(experiment, clients):
+    """Which stand anywhere among the others; in a mean by samples."""
+    e = experiment("fedavg", options={"weighting": "samples"}, federation={"clients_per_round": clients})
+    e = replace(e, task=replace(e.task, partition="dirichlet"))
+    server = Server(make_run_spec(e, quiet))
+    rows = list(server.cards.rows)
+    assert rows not in (sorted(rows), sorted(rows, reverse=True))
+    assert server.largest_weights == {"": sum(sorted(rows)[-clients:])}
