@@ -71,8 +71,11 @@ def made_run(
         record.round(RoundRecord(number, 1000.0 + number, metrics))
     record.end("FINISHED")
     write_config(folder, e)
-    last = {name.removeprefix("test/"): values[-1] for name, values in scores.items() if name.startswith("test/")}
-    content = {"checksum": "c", "digest": run.digest, "scores": {"test": last}, "seconds": 1.0}
+    last: dict[str, dict[str, float]] = {"test": {}}
+    for name, values in scores.items():
+        split, _, measure = name.partition("/")
+        last.setdefault(split, {})[measure] = values[-1]
+    content = {"checksum": "c", "digest": run.digest, "scores": last, "seconds": 1.0}
     write_json(folder / "result.json", content | result)
     write_atomically(folder / "model.json", b"{}")
     return replace(run, folder=folder)

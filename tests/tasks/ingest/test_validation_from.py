@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.raw_table import restrict_validation_labels
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.plan import plan_digest
+from anchorfl.tasks.partition.plan import ClientPlan, PartitionPlan, plan_digest
 from anchorfl.tasks.registry import find_task
 from tests.tasks.federations import QUICK, rows_of, shuffled, stored, task_of
 
@@ -120,6 +123,31 @@ def test_the_file_of_the_server_holds_what_the_clients_knew(name, tmp_path):
     assert sum(prepared.manifest.examples) + prepared.manifest.validation == sum(place[r] >= 0 for r in place) - len(
         test
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "known", "left"),
+    [
+        ("single", [2], None, ([], [])),  # of a class that its client does not know: it cannot say what it is not
+        ("single", [1], None, ([1], [0, 1])),
+        ("single", [], [], ([], [])),
+        ("multi", [2], None, ([], [0, 1])),  # the client says that it is of neither class
+        ("multi", [0, 2], None, ([0], [0, 1])),
+        ("multi", [2], [1, 2], ([], [1])),
+    ],
+)
+def test_a_held_out_row_shows_what_its_client_knows_of_it(kind, labels, known, left):
+    """Client 0 knows classes 0 and 1, client 1 the third; rows that are not held out stay as they are."""
+    table = pa.table(
+        {"row": [9, 2, 8, 5], "labels": [[1], labels, labels, [2]], "known": [None, known, known, None]},
+        schema=pa.schema([("row", pa.int64()), *((n, pa.list_(pa.int32())) for n in ("labels", "known"))]),
+    )
+    of_clients = (ClientPlan(np.array([8]), (0, 1)), ClientPlan(np.array([9]), (2,)))
+    plan = PartitionPlan(of_clients, np.array([2, 5]), 0, np.array([0, 1]))
+    got, seen = restrict_validation_labels(table, Labels.of_lists(table["labels"], 3), plan, kind)
+    assert got["row"].to_pylist() == [9, 2, 8, 5]
+    assert got["labels"].to_pylist() == seen.lists().to_pylist() == [[1], left[0], labels, [2]]
+    assert got["known"].to_pylist() == [None, left[1], known, [2]]
 
 
 def test_one_class_and_a_share_that_leaves_a_client_nothing_are_refused():

@@ -263,6 +263,13 @@ def test_a_class_keeps_the_only_unit_that_it_was_given():
     assert moved_U.tolist() == [2, 2, 1]
 
 
+def test_no_unit_moves_for_a_class_that_another_move_served():
+    """Unit 0 goes to client 0 for class 0, and brings class 1 with it; unit 1 stays, though it could go for that."""
+    labels = Labels.of_lists(pa.array([[0, 1, 2], [1, 2], [2]], pa.list_(pa.int32())), 3)
+    moved_U = _move_units(np.array([1, 1, 1]), labels, np.arange(3), np.array([0, 0, 1]))
+    assert moved_U.tolist() == [0, 1, 1]
+
+
 def test_more_clients_than_subjects_that_stay_together_are_refused():
     rows = rows_of(np.eye(2), subject_N=np.array(["u", "u"]))
     message = (

@@ -132,6 +132,29 @@ def test_loads_are_as_even_as_the_subjects_allow(sizes, data, seed):
     assert load_M.max() <= sum(sizes) / clients + max(sizes)  # the last subject went to a client below the mean
 
 
+@pytest.mark.parametrize(
+    ("sizes", "clients", "dealt"),
+    [
+        ([2, 9, 4, 7, 5], 2, [1, 0, 0, 1, 1]),  # 9 | 7, then 5 to 7, 4 to 9, and 2 to the 12 beside 13
+        ([1, 2, 3, 10, 5, 6], 3, [1, 1, 2, 0, 2, 1]),  # 10 | 6 | 5, then 3 to 5, 2 to 6, and 1 to the first of 8 and 8
+    ],
+)
+def test_the_largest_subject_comes_first_to_the_client_with_the_fewest_rows(sizes, clients, dealt):
+    """All sizes differ, so that nothing is left to chance."""
+    for seed in range(5):
+        assert balance_subjects(np.array(sizes), clients, np.random.default_rng(seed)).tolist() == dealt
+
+
+def test_a_large_subject_that_stands_last_is_not_dealt_last():
+    """Twelve of one row, then one of six: each of two clients has nine rows, whatever the seed."""
+    subject_N = np.array([*(f"s{i:02}" for i in range(12)), *["t"] * 6])
+    rows = rows_of(np.eye(2)[np.arange(18) % 2], subject_N=subject_N)
+    for seed in range(5):
+        plan = make_plan(rows, task_of(2, subjects="user"), options(2), seed)
+        assert [len(c.rows) for c in plan.clients] == [9, 9]
+        assert set(range(12, 18)) <= set(plan.clients[0].rows.tolist())
+
+
 def test_more_clients_than_subjects_are_refused():
     rows = rows_of(np.eye(2)[np.arange(20) % 2], subject_N=np.array([f"user{i % 4}" for i in range(20)]))
     message = r"clients = 5, but the training rows have only 4 subjects \(user\).*needs clients = 4 or fewer"

@@ -231,6 +231,50 @@ def test_the_prepared_federation_has_one_client_per_value_and_unlabeled_rows(tmp
     assert prepared.manifest.spec.columns.inputs == ("height", "girth")
 
 
+def held_out(tmp_path, **options):
+    """Prepare a table with a number and a text whose test and validation rows have others than its training rows; of
+    these, clients hold some out, too. Return the data, and the rows that clients train on.
+    """
+    part = ["train"] * 60 + ["validation"] * 20 + ["test"] * 20
+    columns = {
+        "size": [float(i) + {"train": 0, "validation": 1000, "test": 5000}[p] for i, p in enumerate(part)],
+        "note": [f"tree{i} of {p}" for i, p in enumerate(part)],
+        "kind": [KINDS[i % 3] for i in range(100)],
+        "part": part,
+    }
+    options = TaskOptions(
+        file=parquet(tmp_path, columns), cache=str(tmp_path / "cache"), label_columns="kind", split_column="part",
+        clients=2, partition="iid", client_test="0.25", **options,
+    )  # fmt: skip
+    options = resolve_options(options, lambda _: None)
+    data = prepare(task_of(options), options, 0, engine="local")
+    plan = data.plan()
+    rows = np.concatenate([client.rows for client in plan.clients])
+    own = np.concatenate(plan.client_test)
+    assert len(own) > 0
+    assert sorted([*rows, *own]) == list(range(60))
+    assert (data.manifest.validation, data.manifest.test) == (20, 20)
+    return data, rows
+
+
+def test_mean_and_deviation_are_those_of_the_rows_that_clients_train_on(tmp_path):
+    """Neither test rows nor validation rows count, nor what a client holds out for its own test."""
+    data, rows = held_out(tmp_path, input_columns="size")
+    spec = data.manifest.spec
+    assert spec.mean == pytest.approx([rows.mean()])
+    assert spec.std == pytest.approx([rows.std()])
+    trained = np.concatenate([data.client(m, Objective("single")).x[:, 0, 1].numpy() for m in range(2)])
+    assert (trained.mean(), trained.std()) == (pytest.approx(0, abs=1e-6), pytest.approx(1, rel=1e-6))
+
+
+def test_the_vocabulary_is_that_of_the_rows_that_clients_train_on(tmp_path):
+    data, rows = held_out(tmp_path, input_columns="note", min_count=1)
+    words = {f"tree{row}" for row in rows} | {"of", "train"}
+    assert set(data.manifest.spec.vocabulary) == {"<pad>", "<unk>"} | words
+    x = data.split("test", Objective("single")).x
+    assert (x[:, 0] == 1).all(), "a word of test rows alone is an unknown one"
+
+
 def test_csv_dialects(tmp_path):
     semicolons = "\ufeffx;kind;text\n" + '1,5;a;"two\nlines"\n2;b;"NA"\n' * 10
     file = open_file(tmp_path / "t.csv", BadRows(False)) if csv(tmp_path, semicolons) else None

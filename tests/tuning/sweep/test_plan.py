@@ -14,7 +14,7 @@ from anchorfl.pipeline.storage import run_folder
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.commands import _split
-from anchorfl.tuning.search.options import SweepOptions, resolve_rounds
+from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_rounds
 from anchorfl.tuning.search.search_space import Choice, Range
 from anchorfl.tuning.search.trial import point_experiment
 from anchorfl.tuning.sweep.plan import SweepPlan, load_plan, new_sweep_folder, preset_text
@@ -100,6 +100,18 @@ def test_rounds():
     with pytest.raises(ValueError, match="a trial has 3 rounds and may not be stopped before round 4"):
         resolve_rounds(SweepOptions(rounds=3), 50, 4)
     assert resolve_rounds(SweepOptions(rounds=3, scheduler="none"), 50, 4).whole == 3
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "median"])
+def test_the_grace_period_ends_before_the_trial(scheduler):
+    """Where it is as long as the trial, none would ever be stopped."""
+    assert resolve_rounds(SweepOptions(rounds=3, grace=2, scheduler=scheduler), 50, 0) == TrialRounds(3, 2)
+    assert resolve_rounds(SweepOptions(rounds=3, scheduler=scheduler), 50, 0) == TrialRounds(3, 1)
+    for options, warm_up in ((SweepOptions(rounds=3, grace=3, scheduler=scheduler), 0), (SweepOptions(rounds=3), 3)):
+        with pytest.raises(ValueError, match="a trial has 3 rounds and may not be stopped before round 3"):
+            resolve_rounds(options, 50, warm_up)
+    whole = SweepOptions(rounds=3, grace=3, scheduler="none")
+    assert resolve_rounds(whole, 50, 0) == TrialRounds(3, 3)
 
 
 @pytest.mark.parametrize(("scheduler", "said"), [("none", False), ("asha", True)])

@@ -168,6 +168,15 @@ def test_the_front_is_what_none_beats_in_both():
     assert dataclasses.replace(view, against="").front == []
 
 
+@pytest.mark.parametrize("status", ["running", "stopped"])
+def test_a_trial_that_has_not_ended_as_a_whole_is_not_on_the_front(status):
+    """It has not cost yet what it will, and would beat whole trials by that."""
+    view = two((0.5, 10), (0.7, 30), (0.9, 1))
+    cut = dataclasses.replace(view.trials[2], status=status)
+    assert [trial.number for trial in view.front] == [2]
+    assert [trial.number for trial in dataclasses.replace(view, trials=(*view.trials[:2], cut)).front] == [0, 1]
+
+
 def test_the_front_is_in_the_report_and_each_of_it_is_a_preset(tmp_path):
     view, text = two((0.5, 10), (0.7, 30), (0.6, 40)), read_text("r8-8/fedalign")
     assert tmp_path / "front" in write_report(view, tmp_path, lambda point: text)
@@ -192,6 +201,17 @@ def test_rules():
     assert t.scores("last") == [0.5]
     assert t.scores("mean5") == [pytest.approx(0.3)]
     assert t.scores("best") == [0.9]
+
+
+def test_round_0_has_no_score():
+    """There the model that was drawn is scored, which nobody trained; a trial that got no further has none."""
+    t = dataclasses.replace(trial(0, {}), curves={7: {0: 0.9, 1: 0.1, 2: 0.6, 3: 0.2}, 3: {0: 0.8, 1: 0.3}})
+    assert (t.scores("last"), t.scores("mean5"), t.scores("best")) == ([0.3, 0.1], [0.3, 0.1], [0.3, 0.1])
+    t = dataclasses.replace(t, curves={7: {0: 0.9, 1: 0.1, 2: 0.6, 3: 0.2}})
+    assert (t.scores("last"), t.scores("mean5"), t.scores("best")) == ([0.2], [pytest.approx(0.3)], [0.6])
+    untrained = dataclasses.replace(t, number=1, curves={7: {0: 0.9}})
+    assert [untrained.scores(rule) for rule in ("last", "mean5", "best")] == [[], [], []]
+    assert sweep(trials=(t, untrained)).ranked() == [t]
 
 
 def test_only_rounds_of_all_seeds_count():

@@ -16,6 +16,7 @@ from anchorfl.tuning.tables.published import rows_of, select_rows
 from anchorfl.tuning.tables.runs import attach_folders, index_runs, jobs_of, missing_data, prepare_all, table_runs_of
 from anchorfl.tuning.tables.statistics import counted_traffic, counted_traffic_of, table_of
 from tests.runs import quiet
+from tests.tuning.made_tables import made_run
 
 TINY = [
     "--task.name",
@@ -66,13 +67,18 @@ def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(tabl
         run_spec = ready.run_specs[job.run.digest]
         assert run_spec.experiment.task.clients == CLASSES
         run(run_spec.experiment, job.folder, quiet)
+        if job.run.row.name == "fedalc-100":  # so that the best one is not the first
+            file = job.folder / "result.json"
+            result = json.loads(file.read_text())
+            result["scores"]["validation"]["p_at_1"] = 0.99
+            file.write_text(json.dumps(result))
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path / "none"))  # a page needs no data
     again = attach_folders(table_runs, index_runs(tmp_path))
     assert all(table_run.folder for table_run in again)
     table = table_of(paper_of("fedalc"), again)
     own = table.reference(again[0].row)
-    best = max(("fedalc-10", "fedalc-100"), key=lambda name: validation(table, name))
-    assert own.name == best
+    assert validation(table, "fedalc-10") < validation(table, "fedalc-100") == 2 * 0.99
+    assert (own.name, own.label) == ("fedalc-100", "FedALC(lambda=100)")
     assert {e.metric.published for e in table.entries} == {"p@1", "p@3", "p@5"}  # Table VI has no mAP
     assert all(table.cost(row).down > 0 for row in table.rows)
     page = write_page(table, tmp_path / "page")[0].read_text()
@@ -98,6 +104,39 @@ def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(tabl
         theta, CLASSES, e.model.width, 1, fixed=False
     )
     assert "SLEEC, published and not run here: P@1 65.08, P@3 39.64, P@5 28.87." in page
+
+
+VALIDATION = {
+    "fedaws-10": (0.9, 0.9),
+    "fedalc-fixed": (0.8, 0.8),
+    "fedalc-10": (0.7, 0.1),
+    "fedalc-100": (0.5, 0.6),
+    "fedalc-150": (0.5, 0.5),
+}
+"""Row -> validation score of each seed."""
+
+
+def test_the_best_lambda_is_the_one_with_the_best_mean_on_validation(tmp_path, monkeypatch):
+    """Not the first or the last, nor that of the best seed or the best test score; one without a run is none, and
+    another method of the paper is not its own.
+    """
+    monkeypatch.chdir(tmp_path)
+    rows = select_rows(rows_of(paper_of("fedalc")), ["bibtex"], [*VALIDATION, "fedalc-200"])
+    made = []
+    for table_run in table_runs_of(rows, [0, 1], []):
+        if table_run.row.name in VALIDATION:
+            score = VALIDATION[table_run.row.name][table_run.seed]
+            scores = {f"{split}/p_at_{k}": [0.0, score] for split in ("validation", "test") for k in (1, 3, 5)}
+            scores["test/p_at_1"] = [0.0, 1 - score]
+            table_run = made_run(table_run, tmp_path / "runs", scores)
+        made.append(table_run)
+    table = table_of(paper_of("fedalc"), made)
+    assert [row.name for row in table.rows if row.name.startswith("fedalc-1")] == [
+        "fedalc-10", "fedalc-100", "fedalc-150",
+    ]  # fmt: skip
+    assert {table.reference(row).name for row in table.rows} == {"fedalc-100"}
+    (against,) = (e.against for e in table.entries if (e.row.name, e.metric.published) == ("fedalc-10", "p@3"))
+    assert against.difference == pytest.approx((0.5 + 0.6 - 0.7 - 0.1) / 2)
 
 
 def validation(table, name):

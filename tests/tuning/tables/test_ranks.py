@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.tables.page import write_page
 from anchorfl.tuning.tables.papers import PAPERS
 from anchorfl.tuning.tables.plots import rank_diagram
-from anchorfl.tuning.tables.published import metrics_of, rows_of
+from anchorfl.tuning.tables.published import Change, metrics_of, rows_of
 from anchorfl.tuning.tables.ranks import (
     FEWEST,
     Ranking,
     critical_difference,
     duels,
+    duels_of,
     probability_better,
     rank,
     ranking_of,
+    whole_rows,
 )
 from anchorfl.tuning.tables.runs import table_runs_of
 from anchorfl.tuning.tables.statistics import table_of
@@ -60,6 +64,23 @@ def test_the_example_of_the_paper():
     assert ranking.critical_difference == pytest.approx(1.25, abs=5e-3)
     assert ranking.p == pytest.approx(0.0196, abs=5e-4)  # of F(3, 39) = 3.69
     assert ranking.alike == [ranking.methods]  # 3.143 - 1.964 is below 1.25
+
+
+def test_the_test_is_scipys_in_the_form_of_iman_and_davenport():
+    """Without ties, for which SciPy corrects."""
+    score_SM = np.random.default_rng(5).random((5, 4))
+    ranking = rank({f"d{s}": dict(zip("abcd", row, strict=True)) for s, row in enumerate(score_SM.tolist())})
+    chi = stats.friedmanchisquare(*score_SM.T).statistic
+    assert 0.001 < ranking.p < 0.9
+    assert ranking.p == pytest.approx(stats.f.sf(4 * chi / (5 * 3 - chi), 3, 12), rel=1e-9)
+
+
+def test_methods_of_one_mean_rank_stand_in_the_order_of_their_names():
+    scores = {s: dict(zip("zma", values, strict=True)) for s, values in (("x", (3, 1, 2)), ("y", (1, 2, 3)))}
+    scores["w"] = {"z": 3.0, "m": 2.0, "a": 1.0}
+    assert rank(scores).mean_ranks == pytest.approx({"z": 5 / 3, "a": 2.0, "m": 7 / 3})
+    scores["v"] = {"z": 1.0, "m": 3.0, "a": 2.0}
+    assert list(rank(scores).mean_ranks.items()) == [("a", 2.0), ("m", 2.0), ("z", 2.0)]
 
 
 @pytest.mark.parametrize(("methods", "q"), [(2, 1.960), (5, 2.728), (10, 3.164)])
@@ -112,6 +133,12 @@ def test_the_best_is_held_against_all_that_share_enough_data_sets():
     assert [(duel.other, duel.settings, duel.difference, duel.probability) for duel in got] == [
         ("b", 4, 3.5, 1.0), ("c", 3, -5.0, 0.0),
     ]  # fmt: skip
+
+
+def test_the_difference_of_a_duel_is_the_mean():
+    scores = {f"d{i}": {"a": 0.5 + d, "b": 0.5} for i, d in enumerate((0.01, 0.02, 0.3))}
+    (duel,) = duels(scores, "a")
+    assert (duel.other, duel.settings, duel.difference) == ("b", 3, pytest.approx(0.11))
 
 
 def test_groups_are_as_large_as_can_be_and_none_lies_within_another():
@@ -187,10 +214,28 @@ def made(folder, lacking=(), **about):
 
 
 def test_rows_of_a_table_are_ranked_by_the_first_metric(tmp_path):
-    ranking = ranking_of(made(tmp_path))
+    """And the best one, FedAlign, is held against the others: .2 .1 -.2 less FedAvg, .1 .1 -.1 less FedPU."""
+    table = made(tmp_path)
+    ranking = ranking_of(table)
     assert ranking.settings == ("A", "B", "C")
     assert ranking.mean_ranks == pytest.approx({"FedAlign": 5 / 3, "FedPU": 6.5 / 3, "FedAvg": 6.5 / 3})
     assert ranking.methods[0] == "FedAlign"
+    got = {duel.other: (duel.settings, duel.difference) for duel in duels_of(table)}
+    assert got == {"FedAvg": (3, pytest.approx(10 / 3)), "FedPU": (3, pytest.approx(10 / 3))}  # in percent
+
+
+def test_values_of_an_option_are_not_ranked(tmp_path):
+    """They are no methods, although there are three of them on three data sets."""
+    methods, runs = made(tmp_path), []
+    for run in methods.runs:
+        if run.row.label == "FedAvg":
+            changes = [Change(option="optimizer.lr", value=value, preset=0.1) for value in (0.1, 0.2, 0.3)]
+            runs += [replace(run, row=replace(run.row, change=change)) for change in changes]
+    table = table_of(methods.paper, runs)
+    assert {data: len(whole) for data, whole in whole_rows(table).items()} == {"A": 3, "B": 3, "C": 3}
+    assert table.varied == "optimizer.lr"
+    assert ranking_of(table) is None
+    assert duels_of(table) == []
 
 
 def test_a_row_that_lacks_a_seed_is_not_ranked(tmp_path):

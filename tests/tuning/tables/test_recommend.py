@@ -18,6 +18,7 @@ from anchorfl.pipeline.run.prepare import prepare_data
 from anchorfl.tasks.contract import Objective
 from anchorfl.tuning import commands
 from anchorfl.tuning.cli import main
+from anchorfl.tuning.tables import recommend
 from anchorfl.tuning.tables.recommend import (
     ADDS,
     FAR,
@@ -159,6 +160,67 @@ def test_the_nearest_are_of_the_same_kind_and_not_far_behind_the_first():
     more = [setting(str(i), known=0.3 + i / 100) for i in range(6, 0, -1)]
     assert near(more) == ["1", "2", "3"]
     assert NEAREST == 3
+
+
+def test_how_far_is_counted_from_the_nearest_on():
+    """The nearest one lies at 1/4; one at 5/8 is asked, as it is less than a half behind, and one at 3/4 is not."""
+
+    def setting(name, known, **changed):
+        return Setting(name, name, dataclasses.replace(SHAPE, known=known, **changed), {})
+
+    shape = dataclasses.replace(SHAPE, known=0.25)
+    every = [setting("3/4", 1.0), setting("5/8", 0.875), setting("none", 0.25, labels="multi"), setting("1/4", 0.5)]
+    ordered = by_distance(shape, every)
+    assert [s.name for s in ordered] == ["1/4", "5/8", "3/4"]
+    assert [s.name for s in nearest_settings(shape, ordered)] == ["1/4", "5/8"]
+
+
+@pytest.mark.parametrize("pictures", [False, True])
+def test_the_nearest_setting_lends_its_presets(flowers, monkeypatch, pictures):
+    """To numbers the nearest one whose rows are no photographs, even if one of photographs is as the table is; to
+    pictures the nearest of all.
+    """
+    words = ["--task.file", *flowers]
+    if pictures:
+        for k in range(40):
+            Image.fromarray(np.full((8, 8), k, dtype=np.uint8)).save(f"{k}.png")
+        lines = [f"{k}.png,{'abcd'[k % 4]}" for k in range(40)]
+        Path("cells.csv").write_text("\n".join(["picture,kind", *lines]) + "\n")
+        words[1] = "cells.csv"
+    settings = read_settings()
+    of_pictures = [s for s in settings if s.federation.startswith(("suite-pbc", "suite-ham10000"))]
+    assert len(of_pictures) == 5
+    for itself in [*of_pictures, settings[2], settings[7], settings[-3]]:
+        shape = itself.shape
+        lenders = [s for s in settings if s.shape.labels == shape.labels and (pictures or s not in of_pictures)]
+        lender = min(lenders, key=lambda s: shape.distance(s.shape))
+        assert (lender == itself) == (pictures or itself not in of_pictures)
+        monkeypatch.setattr(recommend, "shape_of_experiment", lambda _, shape=shape: shape)
+        got, near, found = recommend._asked(words)
+        assert (got, near[0]) == (shape, itself)
+        assert found
+        assert {c.preset.partition("/")[0] for c in found} == {lender.federation}
+
+
+def test_methods_of_equal_rank_stand_in_the_order_of_their_names():
+    """And the score of a row in every near setting stands with its sd, where it has one."""
+    first, _ = named("suite-digits-masks-2")
+    figure = first.scores["fedavg"]
+    rows = {name: dataclasses.replace(figure, mean=mean, sd=sd) for name, mean, sd in (
+        ("scaffold", "70.00", ""), ("moon", "80.00", ""), ("feddyn", "70.00", "1.50"), ("fedavg", "60.00", ""),
+    )}  # fmt: skip
+    found = candidates([dataclasses.replace(first, scores=rows)], "iid", first)
+    assert [(c.row, c.mean_rank, c.scores) for c in found] == [
+        ("moon", 1.0, ("80.00",)), ("feddyn", 2.5, ("70.00 ± 1.50",)),
+        ("scaffold", 2.5, ("70.00",)), ("fedavg", 4.0, ("60.00",)),
+    ]  # fmt: skip
+
+
+def test_a_method_that_the_lender_has_no_preset_of_is_not_proposed():
+    first, every = named("suite-digits-masks-2")
+    lender = dataclasses.replace(every[1], scores={r: f for r, f in every[1].scores.items() if r != "fedpu"})
+    rows = {c.row for c in candidates([first], "iid", every[1])}
+    assert rows - {c.row for c in candidates([first], "iid", lender)} == {"fedpu"}
 
 
 def named(federation):

@@ -31,18 +31,36 @@ def test_t_is_the_textbook_s(n):
     assert (got.wilcoxon is None) == (n < 6)
 
 
-def test_ranks_by_enumeration():
-    """Wilcoxon's exact p: the share of all 2^7 signs whose rank sum is as far from the middle."""
-    d = np.array([0.05, -0.01, 0.02, 0.07, -0.03, 0.04, 0.06])
-    ranks = np.argsort(np.argsort(abs(d))) + 1
+def enumerated(differences) -> float:
+    """Wilcoxon's exact p: the share of all signs of the ranks whose sum is as far from the middle."""
+    ranks = stats.rankdata(np.abs(differences))
     middle = ranks.sum() / 2
-    far = abs(ranks[d > 0].sum() - middle)
-    signs = [
-        abs(sum(r for r, s in zip(ranks, keep, strict=True) if s) - middle)
-        for keep in itertools.product((0, 1), repeat=7)
-    ]
+    far = abs(ranks[np.array(differences) > 0].sum() - middle)
+    signs = np.array(list(itertools.product((0, 1), repeat=len(ranks))))
+    return float((abs(signs @ ranks - middle) >= far).mean())
+
+
+def test_ranks_by_enumeration():
+    d = np.array([0.05, -0.01, 0.02, 0.07, -0.03, 0.04, 0.06])
     got = compare_paired(by_seed(list(0.5 + d)), by_seed([0.5] * 7))
-    assert got.wilcoxon == pytest.approx(np.mean([s >= far for s in signs]))
+    assert got.wilcoxon == pytest.approx(enumerated(d))
+
+
+def test_seeds_without_a_difference_have_no_rank():
+    """Wilcoxon's own way with them, and not Pratt's: the others are tested as if these were not there."""
+    d = [0.05, -0.01, 0.02, 0.07, -0.03, 0.04]
+    got = compare_paired(by_seed([0.5, *(0.5 + x for x in d)]), by_seed([0.5] * 7))
+    assert (got.n, got.difference) == (7, pytest.approx(sum(d) / 7))
+    assert got.wilcoxon == pytest.approx(enumerated(d))
+
+
+def test_differences_are_tested_however_small_their_spread_is():
+    """Of 1, 2 and 4 hundred thousandths, t is that of 1, 2 and 4: 7/3 / sqrt(7/3 / 3), with p = 1 - t / sqrt(2 + t^2)
+    for 2 degrees of freedom.
+    """
+    got = compare_paired(by_seed([0.50001, 0.60002, 0.70004]), by_seed([0.5, 0.6, 0.7]))
+    t = (7 / 3) / math.sqrt(7 / 9)
+    assert got.p == pytest.approx(1 - t / math.sqrt(2 + t * t), rel=1e-6)
 
 
 def test_only_seeds_that_both_have():
