@@ -70,7 +70,9 @@ def test_what_pip_reads(tmp_path, monkeypatch):
         assert project["entry-points"] == {group: {"x-y": target} for group, target in offers.items()}
         assert Requirement(project["dependencies"][0]).specifier.contains(version("anchorfl"))
         assert 'x-y"' in (tmp_path / kind / "x-y.toml").read_text()
-        for file in (tmp_path / kind).rglob("*.py"):
+        files = list((tmp_path / kind).rglob("*.py"))
+        assert files
+        for file in files:
             compile(file.read_text(), file, "exec")
 
 

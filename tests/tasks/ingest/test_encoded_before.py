@@ -92,7 +92,9 @@ def test_damaged_data_and_too_many_are_passed_over(photos, decoded, tmp_path, mo
     made(photos, tmp_path / "cache", 2)
     assert len(decoded) == PHOTOS
     monkeypatch.undo()
-    for file in (tmp_path / "cache").rglob("rows-*.parquet"):
+    files = list((tmp_path / "cache").rglob("rows-*.parquet"))
+    assert files
+    for file in files:
         data = bytearray(file.read_bytes())
         data[len(data) // 3] ^= 1
         file.write_bytes(data)

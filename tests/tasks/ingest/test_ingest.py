@@ -150,7 +150,9 @@ def test_ray_gives_the_same_bytes(ray_running, tmp_path, monkeypatch, capfd, nam
     remote = prepare(task, replace(options, cache=str(tmp_path / "ray")), 3, engine="ray")
     assert remote.manifest == local.manifest
     assert contents(remote) == contents(local)
-    for file in Path(local.folder).glob("*.parquet"):
+    files = list(Path(local.folder).glob("*.parquet"))
+    assert files
+    for file in files:
         assert pq.read_table(file).equals(pq.read_table(Path(remote.folder) / file.name))
     assert "it/s" not in "".join(capfd.readouterr())  # no progress bars
 

@@ -97,7 +97,9 @@ def read_text(name: str) -> str:
 def test_the_same_sweep_gives_the_same_bytes(tmp_path):
     for folder in ("a", "b"):
         write_report(sweep(), tmp_path / folder)
-    for path in (tmp_path / "a").rglob("*.*"):
+    files = list((tmp_path / "a").rglob("*.*"))
+    assert files
+    for path in files:
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes(), path.name
 
 
