@@ -185,6 +185,12 @@ KEPT = {
         " 0,1,2,3,4,5,6,7 --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 1"
         f" --federation.rounds 40 {SMALL}",
     ),
+    "pbc-5-epochs": Kept(
+        ("pbc-epochs",),
+        "fedbm --data pbc-0.05 --rows fedavg,fedbm,fedbm-no-lkcc,fedbm-no-cgde --seeds 0 --task.name pbc"
+        " --task.variant npz28 --task.image_size 28 --federation.epochs 5 --federation.rounds 40"
+        f" {SMALL}",
+    ),
     "ham10000": Kept(
         ("fedbm-others",),
         "fedbm --data ham10000-0.05 --rows fedavg,fedbm --task.name ham10000 --task.variant hmnist_8_8_L"
