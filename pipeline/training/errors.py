@@ -15,6 +15,8 @@ FaultKind = Literal["exception", "crash", "deadline", "memory", "rejected"]
 
 LIBRARIES = frozenset({"anchorfl", "numpy", "ray", "scipy", "torch", *sys.stdlib_module_names})
 """Packages whose lines do not say where a plug-in went wrong."""
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages: where a plug-in is in one as well, nothing tells it from a library that it calls."""
 
 
 class UpdateError(RuntimeError):
@@ -49,12 +51,16 @@ def fault_line(error: BaseException) -> str:
     ``ValueError: no rows (mine.py:12)``.
     """
     line = first_line(error)
-    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in LIBRARIES:
-            path = Path(frame.f_code.co_filename)
-            shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-            return f"{line} ({shown}:{number})"
-    return line
+    places = [
+        (Path(frame.f_code.co_filename), number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in LIBRARIES
+    ]
+    if not places:
+        return line
+    path, number = ([place for place in places if INSTALLED.isdisjoint(place[0].parts)] or places)[-1]
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{line} ({shown}:{number})"
 
 
 def fault_kind(error: BaseException) -> FaultKind:

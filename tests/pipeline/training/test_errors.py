@@ -34,6 +34,21 @@ def test_the_line_of_a_plug_in_is_said(tmp_path, monkeypatch):
     assert fault_line(error.value).endswith(" (mine.py:5)")
 
 
+def test_the_line_is_not_that_of_a_library_that_it_calls(tmp_path, monkeypatch):
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "some_library.py").write_text("def fails():\n    raise OSError('no weights')\n")
+    (tmp_path / "caller.py").write_text("import some_library\n\n\ndef forward():\n    some_library.fails()\n")
+    for folder in (installed, tmp_path):
+        monkeypatch.syspath_prepend(folder)
+    with pytest.raises(OSError, match="no weights") as error:
+        importlib.import_module("caller").forward()
+    called = error.value.with_traceback(error.value.__traceback__.tb_next)  # without the line of this test
+    assert fault_line(called) == f"OSError: no weights ({tmp_path / 'caller.py'}:5)"
+    alone = error.value.with_traceback(error.value.__traceback__.tb_next)
+    assert fault_line(alone) == f"OSError: no weights ({installed / 'some_library.py'}:2)", "a plug-in may be installed"
+
+
 def test_our_own_lines_are_not():
     assert fault_line(OSError("no route")) == "OSError: no route", "it was never raised"
     with pytest.raises(ValueError, match="0 updates") as refused:
