@@ -1,4 +1,4 @@
-"""``requirements.lock``: the versions of this environment, which every patch release of the oldest Python can install."""
+"""``requirements.lock``: every patch release of the oldest Python can install what it names."""
 
 from __future__ import annotations
 
