@@ -187,8 +187,8 @@ KEPT = {
     ),
     "pbc-5-epochs": Kept(
         ("pbc-epochs",),
-        "fedbm --data pbc-0.05 --rows fedavg,fedbm,fedbm-no-lkcc,fedbm-no-cgde --seeds 0 --task.name pbc"
-        " --task.variant npz28 --task.image_size 28 --federation.epochs 5 --federation.rounds 40"
+        "fedbm --data pbc-0.05 --rows fedavg,fedbm,fedbm-no-lkcc,fedbm-no-language,fedbm-no-cgde --seeds 0"
+        " --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 5 --federation.rounds 40"
         f" {SMALL}",
     ),
     "ham10000": Kept(
