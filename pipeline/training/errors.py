@@ -16,7 +16,7 @@ FaultKind = Literal["exception", "crash", "deadline", "memory", "rejected"]
 LIBRARIES = frozenset({"anchorfl", "numpy", "ray", "scipy", "torch", *sys.stdlib_module_names})
 """Packages whose lines do not say where a plug-in went wrong."""
 INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of installed packages: where a plug-in is in one as well, nothing tells it from a library that it calls."""
+"""Folders of installed packages. A plug-in may be in one as well, beside the libraries that it calls."""
 
 
 class UpdateError(RuntimeError):

@@ -187,9 +187,8 @@ def _build(
         log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
     parts = _run_local(job, payload, number_N, rows_O) if local else _run_ray(job, payload, row_N, number_N, owned)
     written = _collect(parts, job, owned, labels, log)
-    if (
-        raw_digest(task, options, source) != raw
-    ):  # now, as the account makes it whole: it has the name of what was there
+    # before the account, which makes the folder whole: its name is the digest of the files as they were
+    if raw_digest(task, options, source) != raw:
         raise InputError(f"{source}: its files changed while they were read: prepare them again when they are whole")
     manifest = make_manifest(summary, classes, histogram, written)
     write_account(destination, replace(manifest, client_names=names), plan, histogram, written)

@@ -120,7 +120,7 @@ def test_a_group_has_a_mean_of_what_all_its_runs_have(tmp_path):
     assert group.sd["f1_last"] == pytest.approx(0.1)
 
 
-def test_a_group_is_told_apart_from_those_of_its_task_and_method_alone(tmp_path):
+def test_a_label_has_the_options_in_which_groups_of_its_task_and_method_differ(tmp_path):
     folders = [
         make_run(tmp_path / "a", [0.1], rate=0.1),
         make_run(tmp_path / "b", [0.1], rate=0.2, task="r8"),
