@@ -32,8 +32,13 @@ MULTI = ("suite-scene-masks-2", "suite-yeast-masks-2")
 SETTINGS = (*SINGLE[:-1], *MULTI, SINGLE[-1])
 SKEWED = ("suite-digits-skew-0.1", "suite-ham10000-skew-0.05", "suite-ham10000-skew-0.1", "suite-pbc-skew-0.05")
 """Every row has its label, and counts are skewed: nothing is expected there."""
+ALONE = "suite-scene-one-class"
+"""A client a class, several classes a row: their correlation can be collected."""
+EVERY = (*SETTINGS, *SKEWED, ALONE)
 NAMED = tuple(setting for setting in SETTINGS if "yeast" not in setting)
 """Those whose classes have names: yeast's are numbered."""
+OPEN = tuple(setting for setting in SETTINGS if "one-class" not in setting)
+"""Those in which some row of a client has no label, or not all of them."""
 NAMES = {"class_embeddings.init": "language_model"}
 """``main`` adds the encoder, all-MiniLM-L6-v2."""
 PARTS = "benchmarks.anchor_parts"
@@ -48,7 +53,7 @@ class Row(NamedTuple):
 
 
 WITHOUT = {
-    "Anchor": Row(settings=(*SETTINGS, *SKEWED)),
+    "Anchor": Row(settings=(*SETTINGS, *SKEWED, ALONE)),
     "no expected labels": Row({"method.expected": 0.0}),
     "nothing certain": Row({"method.certain": 0.0}, SINGLE),
     "no shares": Row({"method.shares": False}, (MISSING,)),
@@ -63,14 +68,20 @@ WITH = {
     "class embeddings from names": Row(NAMES, NAMED),
     "from names, and frozen": Row(NAMES | {"method.name": f"{PARTS}:Frozen"}, NAMED),
     "random and frozen": Row({"method.name": f"{PARTS}:Frozen"}),
-    "spread out by the server": Row({"method.name": f"{PARTS}:Spread"}),
+    "pulled back to names": Row(NAMES | {"method.name": f"{PARTS}:Pulled"}, NAMED),
+    "spread out by the server": Row({"method.name": f"{PARTS}:Spread"}, (*SETTINGS, ALONE)),
+    "spread out by correlation": Row({"method.name": f"{PARTS}:SpreadApart"}, (ALONE,)),
     "a simplex": Row({"method.name": f"{PARTS}:Simplex"}, SINGLE),
     "full weight of expected labels": Row({"method.name": f"{PARTS}:Sure"}, SINGLE),
     "pseudo-labels for expected ones": Row({"method.name": f"{PARTS}:Pseudo", "method.expected": 0.0}),
     "pseudo-labels beside them": Row({"method.name": f"{PARTS}:Pseudo"}),
+    "pseudo-labels by shares": Row({"method.name": f"{PARTS}:ByShare", "method.expected": 0.0}, OPEN),
+    "a mean over pseudo-labels alone": Row({"method.name": f"{PARTS}:OwnMean", "method.expected": 0.0}, OPEN),
     "expected labels that grow": Row({"method.name": f"{PARTS}:Growing"}),
     "corrections in full": Row({"method.name": f"{PARTS}:Full"}, (*SINGLE, *SKEWED)),
     "corrections of all weights": Row({"method.name": f"{PARTS}:Controlled"}, (*SETTINGS, *SKEWED)),
+    "FedDyn for control variates": Row({"method.name": f"{PARTS}:Bent"}, (*SETTINGS, *SKEWED)),
+    "FedDyn for them, alpha 0.1": Row({"method.name": f"{PARTS}:Bent", "method.alpha": 0.1}, (*SETTINGS, *SKEWED)),
     "of all weights, in full": Row({"method.name": f"{PARTS}:ControlledInFull"}, (*SETTINGS, *SKEWED)),
 }
 SEEDS = (4321, 4322, 4323)
@@ -80,7 +91,7 @@ LAST = 5
 
 def runs(out: Path) -> Iterator[tuple[str, str, int, Path]]:
     """Yield setting, row, seed and folder of every run."""
-    for setting in (*SETTINGS, *SKEWED):
+    for setting in EVERY:
         for name, row in (WITHOUT | WITH).items():
             if setting in row.settings:
                 for seed in SEEDS:
@@ -115,17 +126,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder of the runs")
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--rows", nargs="+", choices=WITHOUT | WITH, default=[*WITHOUT, *WITH], help="rows to train")
+    parser.add_argument("--settings", nargs="+", choices=EVERY, default=EVERY, help="settings to train in")
     options = parser.parse_args()
     for setting, name, seed, folder in runs(options.out):
-        if not options.show and score(folder) is None:
+        asked = not options.show and name in options.rows and setting in options.settings
+        if asked and score(folder) is None:
             chosen = {"seed": seed, "cluster.executor": "serial", "tracking.uri": "none", "evaluation.test": "never"}
             part = (WITHOUT | WITH)[name].options
             if part.items() >= NAMES.items():
                 chosen["class_embeddings.encoder"] = str(import_module(PACKAGE).get_model_path())
             anchorfl.run(f"{setting}/anchor", {**part, **chosen}, folder=folder)
     skewed = [name for name, row in (WITHOUT | WITH).items() if set(SKEWED) <= set(row.settings)]
-    tables = table(options.out, WITHOUT), table(options.out, ["Anchor", *WITH]), table(options.out, skewed, SKEWED)
-    print(*tables, sep="\n\n")
+    of_scene = [name for name, row in (WITHOUT | WITH).items() if ALONE in row.settings]
+    print(table(options.out, WITHOUT), table(options.out, ["Anchor", *WITH]), sep="\n\n", end="\n\n")
+    print(table(options.out, skewed, SKEWED), table(options.out, of_scene, (ALONE,)), sep="\n\n")
 
 
 if __name__ == "__main__":

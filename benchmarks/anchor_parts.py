@@ -6,16 +6,20 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import ClientContext, HeadSpec, ServerContext
+from anchorfl.pipeline.algorithm.contract import ClientContext, HeadSpec, Parts, ServerContext, Supports, Tensors
 from anchorfl.pipeline.algorithm.control_variates import ControlledTrainer
 from anchorfl.pipeline.algorithm.exact_sums import Means
+from anchorfl.pipeline.algorithm.label_collection import LabelMessage
 from anchorfl.pipeline.algorithm.pseudo_labels import anchor_scores, pseudo_annotate
 from anchorfl.pipeline.algorithm.spreadout import gradient, nearest_rows, slope
 from anchorfl.pipeline.methods.anchor import Anchor, AnchorState, ExpectingTrainer
+from anchorfl.pipeline.methods.fedalc import FedALC
 from anchorfl.pipeline.methods.fedalign import CLASS_EMBEDDINGS, FedAlign
+from anchorfl.pipeline.methods.feddyn import DynTrainer, FedDyn
 from anchorfl.pipeline.methods.fedetf import FedETF
-from anchorfl.tasks.contract import ClientData
+from anchorfl.tasks.contract import Card, ClientData
 
 
 class FrozenTrainer(ExpectingTrainer):
@@ -32,6 +36,31 @@ class Frozen(Anchor):
 
     def trainer(self, ctx: ClientContext[AnchorState]) -> FrozenTrainer:
         return FrozenTrainer(ctx, self)
+
+
+@dataclass(frozen=True)
+class PulledState(AnchorState):
+    first_CD: Tensor
+    """The class embeddings before round 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled(Anchor):
+    """The server pulls the class embeddings back to where they started, after every round."""
+
+    name = "anchor-pulled"
+
+    pull: float = 0.5
+    """Share of the way back."""
+
+    def begin(self, ctx: ServerContext) -> PulledState:
+        state = super().begin(ctx)
+        return PulledState(**vars(state), first_CD=state.weights[CLASS_EMBEDDINGS].clone())
+
+    def merge(self, state: PulledState, means: Means, ctx: ServerContext) -> PulledState:
+        merged = super().merge(state, means, ctx)
+        rows_CD = torch.lerp(merged.weights[CLASS_EMBEDDINGS], state.first_CD, self.pull)
+        return replace(merged, weights=merged.weights | {CLASS_EMBEDDINGS: rows_CD})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +87,41 @@ class Spread(Anchor):
         merged = super().merge(state, means, ctx)
         rows_CD = F.normalize(merged.weights[CLASS_EMBEDDINGS], dim=-1)
         index_CK, cosine_CK, after_C = nearest_rows(rows_CD, len(rows_CD) - 1)
-        step_CD = gradient(rows_CD, index_CK, slope("neg_d2", cosine_CK, after_C, nu=0.0)) / index_CK.shape[1]
+        slope_CK = self.pair_weights(index_CK, state) * slope("neg_d2", cosine_CK, after_C, nu=0.0)
+        step_CD = gradient(rows_CD, index_CK, slope_CK) / index_CK.shape[1]
         weights = merged.weights | {CLASS_EMBEDDINGS: rows_CD - self.rate * step_CD}
         return replace(merged, weights=weights)
+
+    def pair_weights(self, index_CK: Tensor, state: AnchorState) -> Tensor:
+        """Return the weight of every pair, [C, K]."""
+        return torch.ones(index_CK.shape)
+
+
+@dataclass(frozen=True)
+class ApartState(AnchorState):
+    apart_CC: Tensor
+    """How seldom a class comes with another one (FedALC, equations 9 and 10), with a mean of 1 in every row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadApart(Spread):
+    """The less, the more often two classes occur together, which the server learns as FedALC's does."""
+
+    name = "anchor-spread-apart"
+    supports = Supports(one_class=True)
+    sends_initial_message = True
+
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> LabelMessage:
+        return FedALC().initial_message(card, parts, key)
+
+    def begin(self, ctx: ServerContext) -> ApartState:
+        state, classes = super().begin(ctx), len(ctx.cards[0].identified_C)
+        other_CK = torch.arange(classes).expand(classes, -1)[~torch.eye(classes).bool()].view(classes, -1)
+        apart_CK = FedALC().pair_weights(other_CK, FedALC().initial_statistics(ctx))
+        return ApartState(**vars(state), apart_CC=torch.zeros(classes, classes).scatter(1, other_CK, apart_CK))
+
+    def pair_weights(self, index_CK: Tensor, state: ApartState) -> Tensor:
+        return state.apart_CC.gather(1, index_CK)
 
 
 class SureTrainer(ExpectingTrainer):
@@ -81,13 +142,17 @@ class Sure(Anchor):
 
 
 class PseudoTrainer(ExpectingTrainer):
+    rule = FedAlign().thresholds(allowed_C=None)
+
     def data(self) -> ClientData:
         ctx = self.ctx
         score_NC = anchor_scores("confidence", self.model.head, ctx.infer(self.model, ctx.data), ctx.objective)
-        rows, _ = pseudo_annotate(
-            ctx.data, score_NC, ctx.card.identified_C, ctx.objective, FedAlign().thresholds(allowed_C=None)
-        )
-        return rows
+        return self.annotated(score_NC)
+
+    def annotated(self, score_NC: Tensor) -> ClientData:
+        """Return the rows with pseudo-labels."""
+        ctx = self.ctx
+        return pseudo_annotate(ctx.data, score_NC, ctx.card.identified_C, ctx.objective, self.rule)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +165,57 @@ class Pseudo(Anchor):
 
     def trainer(self, ctx: ClientContext[AnchorState]) -> PseudoTrainer:
         return PseudoTrainer(ctx, self)
+
+
+class OwnMeanTrainer(PseudoTrainer):
+    rule = FedAlign(own_mean=True).thresholds(allowed_C=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMean(Anchor):
+    """FedAlign's pseudo-labels, whose loss is a mean over the rows that have one (its equation 10)."""
+
+    name = "anchor-own-mean"
+
+    def trainer(self, ctx: ClientContext[AnchorState]) -> OwnMeanTrainer:
+        return OwnMeanTrainer(ctx, self)
+
+
+@dataclass(frozen=True)
+class SharesState(AnchorState):
+    share_C: Tensor
+    """Estimated share of each class: its share of the rows of the clients that identify it."""
+
+
+class ByShareTrainer(PseudoTrainer):
+    def annotated(self, score_NC: Tensor) -> ClientData:
+        ctx, data = self.ctx, self.ctx.data
+        y_NC, known_NC = data.y_NC.clone(), data.known_NC.clone()
+        for c in (~ctx.card.identified_C).nonzero().flatten().tolist():
+            others_C = torch.ones_like(ctx.card.identified_C)
+            others_C[c] = False
+            q1 = min(max(100 * (1 - float(ctx.state.share_C[c])), self.rule.q2), self.rule.q1)
+            rows, _ = pseudo_annotate(data, score_NC, others_C, ctx.objective, replace(self.rule, q1=q1))
+            y_NC[:, c], known_NC[:, c] = rows.y_NC[:, c], rows.known_NC[:, c]
+        weight_NC = ctx.objective.weights(y_NC, known_NC, torch.ones_like(y_NC))
+        return replace(data, y_NC=y_NC, known_NC=known_NC, weight_NC=weight_NC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByShare(Anchor):
+    """FedAlign's pseudo-labels, with a percentile q1 for each class that leaves above it as many rows as its share."""
+
+    name = "anchor-by-share"
+
+    def begin(self, ctx: ServerContext) -> SharesState:
+        rows_C, count_C = (torch.zeros(len(ctx.cards[0].count_C), dtype=torch.float64) for _ in range(2))
+        for card in ctx.cards:
+            rows_C += card.identified_C * card.num_examples
+            count_C += card.identified_C * card.count_C
+        return SharesState(**vars(super().begin(ctx)), share_C=count_C / rows_C.clamp(min=1))
+
+    def trainer(self, ctx: ClientContext[AnchorState]) -> ByShareTrainer:
+        return ByShareTrainer(ctx, self)
 
 
 class GrowingTrainer(ExpectingTrainer):
@@ -134,6 +250,53 @@ class Full(Anchor):
 
     def trainer(self, ctx: ClientContext[AnchorState]) -> FullTrainer:
         return FullTrainer(ctx, self)
+
+
+@dataclass(frozen=True)
+class BentState(AnchorState):
+    drift: Tensors
+    """FedDyn's h; stays on the server."""
+
+
+class PenaltyTrainer(DynTrainer):
+    def __init__(self, ctx: ClientContext[BentState]) -> None:
+        super().__init__(ctx, FedDyn().alpha)
+
+
+class BentTrainer(ExpectingTrainer, PenaltyTrainer):
+    def __init__(self, ctx: ClientContext[BentState], method: Bent) -> None:
+        super().__init__(ctx, method)
+        self.alpha = method.alpha
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bent(Anchor):
+    """FedDyn's correction of the loss, and of the weights that clients start from, in the place of control variates."""
+
+    name = "anchor-bent"
+
+    control_variates: bool = False
+    alpha: float = FedDyn.alpha
+    """Weight of the pull."""
+
+    def begin(self, ctx: ServerContext) -> BentState:
+        drift = {name: torch.zeros_like(p) for name, p in ctx.model.named_parameters()}
+        return BentState(**vars(super().begin(ctx)), drift=drift)
+
+    def broadcast(self, state: BentState, ctx: ServerContext) -> BentState:
+        return replace(state, weights=FedDyn(alpha=self.alpha).sent(state), drift={})
+
+    def trainer(self, ctx: ClientContext[BentState]) -> BentTrainer:
+        return BentTrainer(ctx, self)
+
+    def merge(self, state: BentState, means: Means, ctx: ServerContext) -> BentState:
+        share, sent = (
+            float(means.weight["weights"]) / self.total_weight(ctx.cards),
+            FedDyn(alpha=self.alpha).sent(state),
+        )
+        moved = {name: means["weights"][name] - sent[name] for name in state.drift}
+        drift = {name: h - self.alpha * share * moved[name] for name, h in state.drift.items()}
+        return replace(super().merge(state, means, ctx), drift=drift)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -94,13 +96,27 @@ def run_console(main: Callable[[], int]) -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.showwarning = _say_warning
+    codes: list[int] = []
+    atexit.register(_leave_threads, codes)  # the first that is registered is the last that runs
     try:
         code = main()
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads (``| head``) has enough; Python would tell it once more at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_PIPE
-    sys.exit(EXIT_TERMINATED if code == EXIT_INTERRUPT and signals.received() else code)
+    codes.append(EXIT_TERMINATED if code == EXIT_INTERRUPT and signals.received() else code)
+    sys.exit(codes[0])
+
+
+def _leave_threads(codes: Sequence[int]) -> None:
+    """End the process with its code where a thread is still at a store that did not answer in time.
+
+    Python ends such a thread where it stands; inside a library in C++ that aborts the process, with a code of its own.
+    """
+    if codes and any(thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[0])
 
 
 def _say_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:

@@ -186,6 +186,36 @@ def test_a_reader_that_has_enough(module, command):
     assert asked.returncode == 141
 
 
+LEFT_BEHIND = """
+import threading, time
+import pyarrow as pa
+from anchorfl.pipeline.cli.main import run_console
+
+class Store:
+    closed = False
+    def read(self, size=None):
+        time.sleep(0.01)  # comes back to the interpreter's end
+        return b""
+
+def ask():
+    while True:
+        pa.PythonFile(Store(), mode="r").read(1)
+
+def main():
+    threading.Thread(target=ask, daemon=True).start()
+    print("done")
+    return 3
+
+run_console(main)
+"""
+
+
+def test_a_thread_that_is_left_at_a_store_does_not_abort_the_end():
+    """Killed at the interpreter's end inside Arrow's C++, it ended the process with code 134."""
+    ended = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "done\n", "")
+
+
 def test_help_of_what_parses_its_own_arguments(here, capsys):
     assert main(["data", "prepare", "--help"]) == 0
     assert "usage: anchorfl data prepare PRESET|NAME" in capsys.readouterr().out

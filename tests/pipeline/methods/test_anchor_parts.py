@@ -1,0 +1,122 @@
+"""The parts that the ablation adds to Anchor (benchmarks/anchor_parts.py), by the limits in which they are something
+known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from anchorfl.pipeline.algorithm.contract import HeadSpec
+from anchorfl.pipeline.algorithm.label_collection import label_digest, message_of
+from anchorfl.pipeline.methods.anchor import Anchor
+from anchorfl.pipeline.methods.feddyn import FedDyn
+from anchorfl.tasks.contract import Card
+from benchmarks.anchor_parts import Bent, ByShare, OwnMean, Pseudo, Pulled, Spread, SpreadApart
+from tests.pipeline import compared
+from tests.pipeline.compared import AWARE, C, N
+from tests.pipeline.methods.test_anchor import ALONE, named
+
+TABLE = "weights/head.table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynOnItsNetwork(FedDyn):
+    """FedDyn on the network of Anchor."""
+
+    name = "dyn-on-its-network"
+    head = HeadSpec(kind="biased")
+
+
+@pytest.mark.parametrize("task", ["toy-single", "toy-multi"])
+def test_labels_alone_that_are_bent_are_feddyn_bit_for_bit(experiment, task):
+    e = experiment("anchor", task)
+    bent = compared.history(replace(e, method=Bent(**ALONE, alpha=0.1)))
+    dyn = compared.history(replace(e, method=DynOnItsNetwork(alpha=0.1, weighting="samples")))
+    compared.assert_same_bits(bent, dyn)
+    for one, other in zip(bent, dyn, strict=True):
+        drift = {name: value for name, value in other[3].items() if name.startswith("drift/")}
+        assert drift
+        assert all(torch.equal(one[3][name], value) for name, value in drift.items())
+
+
+def test_class_embeddings_that_are_not_pulled_are_anchors_and_wholly_pulled_stay(experiment):
+    e = experiment("anchor")
+    compared.assert_same_bits(compared.history(replace(e, method=Pulled(pull=0.0))), compared.history(e))
+    states = [state for *_, state in compared.history(replace(e, method=Pulled(pull=1.0)))]
+    assert all(torch.equal(state[TABLE], state["first_CD"]) for state in states)
+    half = compared.history(replace(e, method=Pulled()))[0][3]
+    after = compared.history(e)[0][3][TABLE]
+    assert torch.equal(half[TABLE], torch.lerp(after, half["first_CD"], 0.5))
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_a_mean_over_pseudo_labels_alone_weighs_them_more(kind):
+    rows, own = (compared.started(method, kind, model=named())[0].data() for method in (Pseudo(), OwnMean()))
+    pseudo_NC = (rows.known_NC != compared.rows_of(kind)[1].known_NC) & (rows.weight_NC != 0)
+    counted = int(pseudo_NC.any(-1).sum())
+    assert 0 < counted < N or kind == "multi"
+    factor_NC = torch.where(pseudo_NC, N / max(1, counted), 1.0)
+    torch.testing.assert_close(own.weight_NC, factor_NC * rows.weight_NC)
+
+
+def test_by_shares_as_many_rows_are_positive_as_a_class_has():
+    """Of 12 rows, a percentile of 100 (1 - share) leaves 6 above it with a share of 1/2, 3 with 1/4, 1 with 0."""
+    method = ByShare()
+    for share, rows in ((0.5, 6), (0.25, 3), (0.0, 1)):
+        state = method.begin(compared.server(named(), [compared.rows_of("multi")[0]]))
+        state = replace(state, share_C=torch.full((C,), share))
+        data = compared.started(method, "multi", model=named(), state=state)[0].data()
+        assert data.y_NC[:, ~AWARE].sum(0).tolist() == [rows] * int((~AWARE).sum())
+    # with a share of none it is FedAlign's rule
+    fedaligns = compared.started(Pseudo(), "multi", model=named())[0].data()
+    assert torch.equal(data.y_NC, fedaligns.y_NC)
+    assert torch.equal(data.known_NC, fedaligns.known_NC)
+    assert torch.equal(data.weight_NC, fedaligns.weight_NC)
+
+
+def test_the_share_of_a_class_is_that_among_those_who_identify_it():
+    cards = [
+        Card(0, 10, torch.tensor([4, 2, 0, 0]), torch.tensor([True, True, False, False])),
+        Card(1, 30, torch.tensor([6, 0, 3, 0]), torch.tensor([True, False, True, False])),
+    ]
+    share_C = ByShare().begin(compared.server(named(), cards)).share_C
+    assert share_C.tolist() == [10 / 40, 2 / 10, 3 / 30, 0.0]
+
+
+def of_class(class_, rows):
+    """Return the card and the message of a client of one class. rows: numbers of its instances."""
+    count_C = torch.zeros(C, dtype=torch.int64)
+    count_C[class_] = len(rows)
+    digest_P = torch.tensor([[row] * 32 for row in rows], dtype=torch.uint8).numpy()
+    key = b"k" * 32
+    card = Card(class_, len(rows), count_C, torch.eye(C)[class_].bool())
+    return card, message_of(label_digest(class_, "hmac", key), digest_P)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_classes_that_come_together_are_not_pushed_apart(together):
+    """Where all classes come alone and alike often, every pair has a weight of 1, as without their correlation."""
+    rows_of = [(1, 2), (1, 2) if together else (3, 4), (5, 6), (7, 8)]
+    cards, sent = zip(*(of_class(class_, rows) for class_, rows in enumerate(rows_of)), strict=True)
+    ctx = replace(compared.server(named(), list(cards)), initial_messages=sent)
+    state = SpreadApart().begin(ctx)
+    want_CC = 1 - torch.eye(C)
+    if together:
+        want_CC[0] = torch.tensor([0, 0, 1.5, 1.5])
+        want_CC[1] = torch.tensor([0, 0, 1.5, 1.5])
+    torch.testing.assert_close(state.apart_CC, want_CC)
+    index_CK = torch.tensor([[3, 1, 2], [0, 2, 3], [0, 1, 3], [2, 1, 0]])
+    torch.testing.assert_close(SpreadApart().pair_weights(index_CK, state), want_CC.gather(1, index_CK))
+    assert Spread().pair_weights(index_CK, state).eq(1).all()
+
+
+def test_no_part_is_anchor(experiment):
+    """A part that changed nothing would say nothing."""
+    e = experiment("anchor", "toy-multi")
+    want = compared.history(e)[-1][3][TABLE]
+    for method in (Bent(), Pulled(), Pseudo(), OwnMean(), ByShare(), Spread()):
+        assert isinstance(method, Anchor)
+        assert not torch.equal(compared.history(replace(e, method=method))[-1][3][TABLE], want)
