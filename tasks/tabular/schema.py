@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -169,14 +169,13 @@ def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_na
 def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
     """Return the columns that an option names.
 
-    text: one name, or names and patterns separated by commas, in that order. A pattern leaves out the columns that are
-    ``taken``. Raises InputError on a name that is no column or is taken.
+    text: names and patterns separated by commas, in that order. A pattern leaves out the columns that are ``taken``.
+    Raises InputError on a name that is no column or is taken.
     """
-    taken = set(taken)
+    taken, known = set(taken), set(names)
     selected = dict[str, None]()
-    parts = [text] if text in names else text.split(",")
-    for part in (part if part in names else part.strip() for part in parts):
-        if part in names:
+    for part in _parts(text, known):
+        if part in known:
             if part in taken:
                 raise InputError(
                     f"[task] {option} names column {part!r}, which is a label, client, split or left out; name another"
@@ -189,6 +188,16 @@ def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable
             raise InputError(f"{msg}there are {listed(names, 40)}")
         selected |= dict.fromkeys(matches)
     return tuple(selected)
+
+
+def _parts(text: str, names: Set[str]) -> Iterator[str]:
+    """Yield the names and patterns of a text that has commas between them; a name may have commas of its own."""
+    pieces, most = text.split(","), 1 + max((name.count(",") for name in names), default=0)
+    while pieces:
+        joined = (",".join(pieces[:count]) for count in range(min(most, len(pieces)), 0, -1))
+        found = next((part for piece in joined for part in (piece, piece.strip()) if part in names), pieces[0].strip())
+        yield found
+        del pieces[: found.count(",") + 1]
 
 
 def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular.reading import open_file
 from anchorfl.tasks.tabular.samples import moments
+from anchorfl.tasks.tabular.schema import select_columns
 from anchorfl.tasks.tabular.table import read, read_samples, resolve_options, table_task
 from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
 
@@ -43,6 +44,29 @@ def test_numbers_are_guessed_standardised_and_gaps_become_the_mean(tmp_path):
     assert task.encode(raw.slice(0, 0), spec).num_rows == 0
     old = {"kind": "sparse", "shape": [2], "columns": {"inputs": ["a", "b"]}}
     assert converted(old, InputSpec).columns.labels == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("age, years", ["age, years"]),
+        ("sex,age, years, weight,kg,", ["sex", "age, years", "weight,kg,"]),
+        ("age,sex", ["age", "sex"]),
+        ("age, sex", ["age", "sex"]),
+        ("age,age, years", ["age", "age, years"]),
+        ("w*,age", ["weight,kg,", "age"]),
+        (" sex", [" sex"]),
+        ("age, years, sex", ["age, years", " sex"]),
+    ],
+)
+def test_columns_whose_names_have_commas(text, columns):
+    names = ["age", "age, years", "sex", "weight,kg,", *([" sex"] if columns[-1] == " sex" else [])]
+    assert list(select_columns(text, names, "input_columns", (), Path("t.csv"))) == columns
+
+
+def test_a_column_that_is_none_of_those_with_commas():
+    with pytest.raises(InputError, match=r"input_columns: 'weight' is no column of t\.csv \(did you mean 'weight, kg'"):
+        select_columns("age,weight", ["age", "weight, kg"], "input_columns", (), Path("t.csv"))
 
 
 def test_missing_labels_are_unknown_and_only_in_training(tmp_path):
