@@ -68,6 +68,7 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
     from anchorfl.tuning.sweep.plan import (
         PLAN_FILE,
         SweepPlan,
+        check_searched,
         check_typed,
         new_sweep_folder,
         on_whole_grid,
@@ -112,6 +113,7 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
         options = {"searcher": "grid"} | options
     text = preset_text((args.presets or [name])[0], experiment, bool(overrides))
     plan = SweepPlan(name, experiment, space, SweepOptions(**options), text, others)
+    check_searched(plan)
     if plan.options.searcher == "grid" and "trials" not in options:
         plan = on_whole_grid(plan)
     return plan, new_sweep_folder(f"{experiment.task.name}-presets" if several else name, args.output)
@@ -131,7 +133,7 @@ def report(options: argparse.Namespace) -> int:
     from anchorfl.tuning.sweep.sweep import read_sweep
 
     folder = sweeps[0]
-    plan = load_plan(folder, typed_places(options))
+    plan = load_plan(folder, {}, typed_places(options))
     view = read_sweep(plan, folder.resolve())
     for path in write_report(view, folder / "report", plan.text_of):
         say(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from anchorfl.pipeline.terminal import say
@@ -44,5 +45,5 @@ def export(words: list[str]) -> int:
         packages = " and ".join(packages_of(of))
         say(f"to install wherever it runs, as anchorfl is: {packages or 'a package'} with {dotted_name(of)}")
     command = RUN[what].format(clients=experiment.task.clients)
-    say(f"run it where its framework is (docs/{what}.md): cd {folder} && {command}")
+    say(f"run it where its framework is (docs/{what}.md): cd {shlex.quote(str(folder))} && {command}")
     return 0

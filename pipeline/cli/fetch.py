@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,7 +147,8 @@ def fetch_files(task: Task, options: TaskOptions, files: Sequence[RemoteFile], f
         raise InputError(
             f"{folder} still lacks {', '.join(state.missing)}; get the files by hand from {task.source.url}"
         )
-    say(f"{task.name} is in {folder}{f': give it to runs as --task.root {folder}' if options.root else ''}")
+    root = f": give it to runs as --task.root {shlex.quote(str(folder))}" if options.root else ""
+    say(f"{task.name} is in {folder}{root}")
 
 
 def _progress(name: str) -> Progress:

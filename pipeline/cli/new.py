@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import keyword
+import shlex
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -368,7 +369,7 @@ def new(options: argparse.Namespace) -> int:
     folder: Path = options.out or Path(options.name)
     for path in write_package(options.kind, options.name, folder):
         say(str(path))
-    say(f'next: cd {folder} && pip install -e ".[dev]" && pytest && anchorfl run {options.name}.toml')
+    say(f'next: cd {shlex.quote(str(folder))} && pip install -e ".[dev]" && pytest && anchorfl run {options.name}.toml')
     return 0
 
 

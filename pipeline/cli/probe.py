@@ -101,7 +101,7 @@ def probe(arguments: list[str]) -> int:
     _write(options.out, name, experiment, measured, need, nodes, sizing)
     command = shlex.join(["anchorfl", "run", *([preset] if preset else []), *map(redact, overrides)])
     figures = options.out.with_suffix(".json")
-    say(f"\n{overrides_of(sizing)}\n\n{command} $(cat {options.out})   # all figures: {figures}")
+    say(f"\n{overrides_of(sizing)}\n\n{command} $(cat {shlex.quote(str(options.out))})   # all figures: {figures}")
     return 0
 
 

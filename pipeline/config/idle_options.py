@@ -8,7 +8,7 @@ from anchorfl.models.options import NETWORKS, library_of
 from anchorfl.pipeline.config.experiment import Experiment, uses_encoder
 from anchorfl.tasks.errors import InputError
 
-ENCODER = ("encoder", "pooling", "prompts", "normalize")
+ENCODER = ("encoder", "pooling", "prompts")
 """Options of [class_embeddings] that say what a text encoder makes of names."""
 
 
@@ -47,7 +47,12 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     belong("class_embeddings.init cooccurrence", named and init == "cooccurrence", "class_embeddings", "table")
     belong("class_embeddings.lora_rank 0", not experiment.class_embeddings.lora_rank, "method", "aggregate_pseudo")
     belong("class_embeddings.init language_model", uses_encoder(experiment), "class_embeddings", *ENCODER)
+    encoded = named and init == "language_model"
+    normalizes = encoded or head.prompt_length is not None  # class concepts have length 1 in any case
+    belong("class_embeddings.init language_model", normalizes, "class_embeddings", "normalize")
     belong("a method with class concepts (fedbm)", head.concepts, "class_embeddings", "prompt_fraction")
+    widens = head.named and not encoded and not experiment.class_embeddings.lora_rank  # else it is the text encoder's
+    belong("class embeddings from random vectors or a table", widens, "class_embeddings", "width")
     belong("a method with class embeddings from names (fedalign)", named, "class_embeddings", "init", "table")
     return idle | dict(experiment.method.unused)
 

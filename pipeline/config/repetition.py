@@ -42,7 +42,9 @@ class Repetition:
     @property
     def command(self) -> str:
         """The command line, quoted for a POSIX shell."""
-        words = [word for name, value in self.options.items() for word in (f"--{name}", str(value))]
+        words = list[str]()
+        for name, value in self.options.items():
+            words += [f"--{name}={value}"] if str(value).startswith("-") else [f"--{name}", str(value)]
         return shlex.join(["anchorfl", "run", *([self.preset] if self.preset else []), *words])
 
 

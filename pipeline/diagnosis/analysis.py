@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -142,7 +143,9 @@ def open_analysis(folder: Path, log: Log, places: Mapping[str, str] | None = Non
         raise InputError(f"{folder}: its clients' rows are at their sites, and a diagnosis reads them")
     last = Checkpoints(folder).load()
     if last is None:
-        raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
+        raise InputError(
+            f"{folder} holds no completed round: go on with: {shlex.join(['anchorfl', 'resume', str(folder)])}"
+        )
     here = ClusterOptions(executor="serial" if experiment.federation.stack != 1 else "forked")  # serial: no deadline
     run_spec = make_run_spec(replace(experiment, cluster=here), log)
     check_same_data(folder, run_spec.data().manifest.digests, "name the same raw files with $ANCHORFL_DATA")

@@ -6,6 +6,7 @@ tested (``evaluation.test = "never"``), so that runs can be chosen by them. A ro
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,7 +124,8 @@ def load_run(folder: Path, split: Split = "test") -> RunSummary:
     """Read a run folder in numbers, those of a split. Raise InputError where there is no run or no finished round."""
     run = load_begun(folder, split)
     if not run.records:
-        raise InputError(f"{folder} holds no finished round (metrics.jsonl); go on with: anchorfl resume {folder}")
+        command = shlex.join(["anchorfl", "resume", str(folder)])
+        raise InputError(f"{folder} holds no finished round (metrics.jsonl); go on with: {command}")
     return run
 
 
@@ -272,6 +274,7 @@ def _free(param: str) -> bool:
 
 def _key(run: RunSummary) -> tuple[Any, ...]:
     fixed = {key: value for key, value in run.params.items() if not _free(key)}
+    fixed |= {key: value for key, value in run.tags.items() if key.endswith("_plugin")}  # the digest of its source
     return run.task, run.method, tuple(sorted((key, str(value)) for key, value in fixed.items()))
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from anchorfl.pipeline.config.experiment import Experiment, data_and_method
 from anchorfl.pipeline.results.client_scores import read_client_scores
 from anchorfl.pipeline.results.in_memory import Model, open_model
+from anchorfl.pipeline.storage.places import with_places
 from anchorfl.pipeline.storage.run_folder import read_experiment, read_result
 from anchorfl.pipeline.storage.run_record import RoundRecord, check_same_data, with_final_scores
 from anchorfl.tasks.errors import InputError
@@ -41,11 +42,13 @@ class Run:
     ) -> None:
         """data, experiment: those of the run, of a caller who has them.
 
-        places: such as ``{"method.name": "mine:Mine"}``, for a folder with a plug-in that this user's commands did not
-        write. Errors: InputError where there is no run.
+        places: option -> place, instead of what the folder names: ``{"task.root": ...}`` where the raw files lie
+        elsewhere; ``{"method.name": "mine:Mine"}`` for a folder with a plug-in that this user's commands did not write.
+        Errors: InputError where there is no run, or a place makes another experiment.
         """
         self.folder, self._data = Path(folder), data
-        self.experiment: Experiment = experiment or read_experiment(self.folder, places)
+        found = experiment or read_experiment(self.folder, places)
+        self.experiment: Experiment = with_places(found, places) if places else found
 
     @property
     def finished(self) -> bool:

@@ -143,10 +143,6 @@ def with_own_places(
     was fetched from, which the user typed. InputError where the record names places that this user has not named, or a
     typed one makes another experiment of it.
     """
-    for option in typed.keys() - PLACES.keys():
-        raise InputError(
-            f"--{option}: a run goes on with its own options; only places can be given: {', '.join(PLACES)}"
-        )
     known = {option: os.environ.get(variable) for option, variable in PLACES.items() if variable}
     if copy and object_store.join(experiment.cluster.backup, record.parent.name) == copy.rstrip("/"):
         known["cluster.backup"] = experiment.cluster.backup
@@ -154,6 +150,17 @@ def with_own_places(
     foreign = {option: place for option, place in places.items() if option not in typed and place != known.get(option)}
     if foreign and not _sealed(places, seal):
         raise _foreign(record, foreign)
+    return with_places(experiment, typed)
+
+
+def with_places(experiment: Experiment, typed: Mapping[str, str]) -> Experiment:
+    """Return the experiment with places that the user types. InputError as ``with_own_places``, which asks whose the
+    others are.
+    """
+    for option in typed.keys() - PLACES.keys():
+        raise InputError(
+            f"--{option}: a run goes on with its own options; only places can be given: {', '.join(PLACES)}"
+        )
     own = with_options(experiment, typed)
     if digest(own) != digest(experiment):
         file, hint = Path(experiment.task.file), ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ WRITTEN = ("run.json", "metrics.jsonl", RESULT, "checkpoint", "model", "report")
 """What a run writes into its folder after ``CONFIG``."""
 RunState = Literal["finished", "running", "interrupted", "failed"]
 OF_RUNS = {
-    "sweep": "its runs lie below {folder}/trials and {folder}/final; it goes on with: anchorfl sweep --resume {folder}",
+    "sweep": "its runs lie below {folder}/trials and {folder}/final; it goes on with: anchorfl sweep --resume {quoted}",
     "trial": "its runs, one per seed, lie in {folder}",
     "table": "its runs lie beside it; it goes on with the command that began it",
 }
@@ -43,9 +44,8 @@ def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Pa
         folder = Path(experiment.output)
         check_no_record(folder)
         if (folder / CONFIG).exists():
-            raise InputError(
-                f"{folder} holds a run already: continue it with 'anchorfl resume {folder}', or give another --output"
-            )
+            command = shlex.join(["anchorfl", "resume", str(folder)])
+            raise InputError(f"{folder} holds a run already: continue it with: {command}; or give another --output")
         return folder
     stem = label.replace("/", "-") or data_and_method(experiment)
     name = f"{stem}-s{experiment.seed}-{digest(experiment)[:8]}"
@@ -130,7 +130,10 @@ def check_no_record(folder: Path, kinds: Collection[str] = tuple(OF_RUNS)) -> No
 def check_is_one_run(folder: Path, metadata: Mapping[str, Any], kinds: Collection[str] = tuple(OF_RUNS)) -> None:
     """Raise InputError where the record of a folder is one of several runs, of one of these kinds."""
     if (kind := kind_of(metadata)) in kinds:
-        raise InputError(f"{folder} is a {kind}'s folder, not a run's: {OF_RUNS[kind].format(folder=folder)}")
+        quoted = shlex.quote(str(folder))
+        raise InputError(
+            f"{folder} is a {kind}'s folder, not a run's: {OF_RUNS[kind].format(folder=folder, quoted=quoted)}"
+        )
 
 
 def check_is_same_run(folder: Path, experiment: Experiment) -> None:

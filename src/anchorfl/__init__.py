@@ -149,7 +149,8 @@ def resume(
     from anchorfl.pipeline.results.run_view import Run
     from anchorfl.pipeline.run import lifecycle
 
-    return Run(lifecycle.resume(Path(folder), _log(quiet), places, callbacks=callbacks, quiet=quiet).folder)
+    result = lifecycle.resume(Path(folder), _log(quiet), places, callbacks=callbacks, quiet=quiet)
+    return Run(result.folder, places=places)
 
 
 def compare(runs: Run | str | Path | Iterable[Run | str | Path], folder: str | Path = "") -> Comparison:

@@ -114,7 +114,10 @@ def entrypoint(what: str, rest: list[str], *, upload: bool) -> str:
     if option in flags:
         raise InputError(f"submit: leave {option} out; the job joins the cluster that runs it")
     resumed = what == "resume" or (what == "sweep" and "--resume" in flags)
-    words = [shlex.quote(word) for word in [what, *rest, *([] if resumed else [option, "auto"])]]
+    joined = [] if resumed else [option, "auto"]
+    if what == "data" and "--cluster.executor" not in flags:
+        joined += ["--cluster.executor", "ray"]  # it prepares in its own process unless it is told so
+    words = [shlex.quote(word) for word in [what, *rest, *joined]]
     if not upload:
         return " ".join(["anchorfl", *words])
     for i, word in enumerate([what, *rest]):

@@ -63,6 +63,9 @@ class SweepOptions:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {low}")
         if self.cpus <= 0:
             raise ValueError(f"--cpus {self.cpus}: must be above 0")
+
+    def check_together(self) -> None:
+        """Raise ValueError where two options do not fit; not when one is made, as a resumed sweep is given few."""
         if self.against and self.scheduler != "none":
             raise ValueError(f"--against {self.against} compares whole trials: give --scheduler none")
         if self.cost and not (self.cpu_price or self.gpu_price):

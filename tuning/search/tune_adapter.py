@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -202,8 +203,8 @@ def search(
             raise study.ledger.fault from error
         raise
     if budget.ended:
-        folder = study.ledger.path.parent
-        raise InputError(f"{budget.ended}: mend that; no trial is lost, go on with: anchorfl sweep --resume {folder}")
+        command = shlex.join(["anchorfl", "sweep", "--resume", str(study.ledger.path.parent)])
+        raise InputError(f"{budget.ended}: mend that; no trial is lost, go on with: {command}")
 
 
 def max_concurrent_trials(resources: Sequence[Mapping[str, float]], wanted: int) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from anchorfl.pipeline.config.experiment import Experiment, plugins_of, redacted_tree, to_tree
+from anchorfl.pipeline.config.idle_options import idle_options
 from anchorfl.pipeline.config.presets import own_file, shipped_toml
-from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
+from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml, with_options
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
 from anchorfl.pipeline.storage.places import check_own_code, seal_of, with_own_places
 from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS, check_no_record
@@ -87,6 +90,7 @@ class SweepPlan:
         if self.experiment.evaluation.patience:
             raise InputError("a sweep ends trials by its scheduler: set evaluation.patience to 0")
         try:
+            self.options.check_together()
             for experiment in self.experiments.values():
                 replace(experiment, tracking=replace(experiment.tracking, register=self.options.register))
             metric = resolve_metric(self.options, self.experiment.evaluation.metrics)
@@ -168,6 +172,21 @@ class SweepPlan:
             "text": self.text,
         }
         write_atomically(folder / PLAN_FILE, json.dumps(content, indent=1).encode())
+
+
+def check_searched(plan: SweepPlan) -> None:
+    """Raise InputError where a searched option does nothing, whatever the others are: its trials would be equal."""
+    every = list[Experiment]()
+    for experiment in plan.experiments.values():
+        every.append(experiment)
+        for name, option in plan.names.items():
+            for value in plan.space[name].grid() if name != PRESET else ():
+                with suppress(InputError, ValueError):  # a point that the options refuse is left out
+                    every.append(with_options(experiment, {option: value}))
+    for name, option in plan.names.items():
+        idle = [idle_options(experiment).get(option, "") for experiment in every]
+        if all(idle):
+            raise InputError(f"--space {name}: {option} does nothing here, it belongs to {idle[0]}: leave it out")
 
 
 def check_typed(options: Collection[str]) -> None:
@@ -279,7 +298,8 @@ def new_sweep_folder(preset: str, output: str) -> Path:
     if output:
         folder = Path(output)
         if (folder / PLAN_FILE).exists():
-            raise InputError(f"{folder} holds a sweep already: anchorfl sweep --resume {folder}, or another --output")
+            command = shlex.join(["anchorfl", "sweep", "--resume", output])
+            raise InputError(f"{folder} holds a sweep already: {command}, or another --output")
         if (folder / CONFIG).exists():
             raise InputError(f"{folder} holds a run: give another --output")
         check_no_record(folder, ("table", "trial"))

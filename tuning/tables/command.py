@@ -245,10 +245,11 @@ class TableCommand:
             self._run(jobs, table_runs, record)
 
     def _log_counts(self, table_runs: Sequence[TableRun], jobs: Sequence[Job]) -> None:
-        finished = sum(run.folder is not None for run in table_runs)
+        runs = {run.digest: run for run in table_runs}  # rows may be one experiment
+        finished = sum(run.folder is not None for run in runs.values())
         begun = sum(job.folder.exists() for job in jobs)
         self.log(
-            f"{len(table_runs)} runs in this table: {finished} found in {self.args.runs}, {len(jobs)} to run"
+            f"{len(runs)} runs in this table: {finished} found in {self.args.runs}, {len(jobs)} to run"
             + (f", {begun} of them already begun" if begun else "")
         )
 

@@ -324,6 +324,10 @@ def recommend(arguments: list[str], sweep: Callable[[list[str]], int]) -> int:
     with logged_apart():  # what preparation says
         of_race = {f.name for f in fields(SweepOptions)} if options.tried else set()
         shape, near, found = _asked(keep_options(words, lambda name: name not in of_race))
+    if not options.tried and "output" in typed_options(words):
+        raise InputError(
+            "--output is the folder of one run, and several are recommended: leave it out, or give --try N"
+        )
     best = found[: options.tried or SHOWN]
     presets = [candidate.preset for candidate in best]
     if options.tried:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from anchorfl.models.errors import NamesError
 from anchorfl.pipeline.config.experiment import EPOCH, SAME_TO_ROUNDING, Experiment, digest
 from anchorfl.pipeline.config.idle_options import check_idle, idle_options
-from anchorfl.pipeline.config.overrides import option_name, override
+from anchorfl.pipeline.config.overrides import option_name, override, typed_options
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
-from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, resolve_options
+from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options, with_sections
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
@@ -25,10 +25,12 @@ from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.metrics.scores import FAMILIES
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
+from anchorfl.tasks.tabular.table import resolve_options as resolve_task_options
 from anchorfl.tuning.tables.options import (
     Vary,
     drop_options,
@@ -92,7 +94,8 @@ def table_runs_of(
     method alone has goes to its rows. Runs are serial unless the overrides say otherwise: one process each is the
     cheapest way through many runs. They score the test split once, for the selected model, where that is the round that
     the paper reports (``Paper.reported``) and the overrides do not say otherwise: the table shows nothing else of it.
-    InputError on an override that a row's preset refuses, or that a table sets itself.
+    An own row's options are its own, whatever all rows are given. InputError on an override that a row's preset
+    refuses, or that a table sets itself.
     """
     named = {name for word in overrides if (name := option_name(word))}
     if vary is not None and vary.option in named:
@@ -105,12 +108,16 @@ def table_runs_of(
         )
     for option in (named | {vary.option} if vary else named) & TAKEN.keys():
         raise InputError(f"--{option}: a table sets it for its runs; give {TAKEN[option]}")
+    for row in rows:
+        if vary is not None and vary.option in typed_options(row.own):
+            raise InputError(f"--row {row.label}: --vary sets {vary.option} for all rows; leave it out of one of them")
     presets = {row.base: base_experiment(row) for row in rows}
     methods = options_of_one_method(overrides, presets)
     out = []
     for row in rows:
         preset = presets[row.base]
-        words = drop_options(overrides, [option for option, method in methods.items() if method != preset.method.name])
+        others = [option for option, method in methods.items() if method != preset.method.name]
+        words = drop_options(overrides, [*others, *typed_options(row.own)])
         for changed, experiment in _experiments(row, preset, words, vary):
             if "cluster.executor" not in named:
                 experiment = _serial(experiment)
@@ -118,7 +125,7 @@ def table_runs_of(
                 experiment = replace(experiment, evaluation=replace(experiment.evaluation, test="last"))
             has_preset_options = _has_preset_options(experiment, preset, changed)
             for seed in seeds:
-                seeded = replace(experiment, seed=seed)
+                seeded = with_sections(experiment, seed=seed)
                 out.append(
                     TableRun(
                         row=changed, seed=seed, experiment=seeded, digest=digest(seeded),
@@ -210,7 +217,7 @@ class RunIndex:
     def notes(self, table_runs: Sequence[TableRun]) -> list[str]:
         """Return a line for each run beside another of the same options and seed that ended with other weights."""
         out = [f"left out: {fault}" for fault in self.unreadable.values()]
-        for run in table_runs:
+        for run in {run.digest: run for run in table_runs}.values():
             folders = self.finished.get(run.digest, [])
             if len({read_result(f).get("checksum") for f in folders}) > 1:
                 rest = ", ".join(map(str, folders[1:]))
@@ -267,7 +274,7 @@ def _attached(run: TableRun, index: RunIndex) -> TableRun:
 
 def notes_on_earlier_epochs(table_runs: Sequence[TableRun]) -> list[str]:
     """Return a line where some of the runs are of an earlier epoch, whose results are the same to rounding."""
-    runs = [(run, run.folder) for run in table_runs if run.folder is not None]
+    runs = [(run, run.folder) for run in {run.digest: run for run in table_runs}.values() if run.folder is not None]
     earlier = sum(read_result(folder).get("digest") != run.digest for run, folder in runs)
     return (
         [f"{earlier} of {len(runs)} runs are of an earlier version, whose last bits differ (epoch)."] if earlier else []
@@ -357,27 +364,29 @@ def prepare_all(jobs: Sequence[Job], log: Log) -> Preparation:
         key = (experiment.task, experiment.seed)
         try:
             if key not in data:
-                data[key] = _prepare(experiment, log_once)
+                data[key] = _prepare(experiment.task, experiment.seed, experiment.cluster.uses_ray, log_once)
             result = data[key]
             if isinstance(result, InputError):
                 raise result
             task, prepared = result
-            out.run_specs[run.digest] = make_run_spec(replace(experiment, task=task), log_once, prepared)
+            out.run_specs[run.digest] = make_run_spec(with_sections(experiment, task=task), log_once, prepared)
         except (InputError, NamesError) as error:
             out.failures[run.digest] = str(error)
     return out
 
 
-def _prepare(experiment: Experiment, log: Log) -> tuple[TaskOptions, Prepared] | InputError:
-    """Prepare the data of an experiment; return them after the options that they settle.
+def _prepare(task: TaskOptions, seed: int, uses_ray: bool, log: Log) -> tuple[TaskOptions, Prepared] | InputError:
+    """Prepare data; return them after their options, with what they settle.
 
-    An error is returned, so that data are read once for all runs that need them.
+    An error is returned, so that data are read once for all runs that need them; what other options of a run do not fit
+    is none.
     """
     try:
-        experiment = resolve_options(experiment, log)
-        return experiment.task, prepare_data(experiment, log)
+        task = resolve_task_options(task, log)
+        prepared = prepare(task_of(task), task, seed, engine="ray" if uses_ray else "local", log=log)
     except InputError as error:
         return error
+    return replace(task, clients=task.clients or len(prepared.manifest.examples)), prepared
 
 
 def failure_lines(table_runs: Sequence[TableRun], reasons: Mapping[str, str]) -> list[str]:

@@ -8,12 +8,14 @@ import pytest
 
 import anchorfl
 from anchorfl.pipeline.config.idle_options import check_idle, idle_options
-from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.config.presets import preset_names, read_preset
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
-from anchorfl.tuning.search.search_space import SPACES, resolve
+from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.search_space import SPACES, resolve, space_of
+from anchorfl.tuning.sweep.plan import SweepPlan, check_searched
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -40,6 +42,14 @@ def test_a_method_reads_the_learning_rate_or_says_that_it_does_not(experiment, f
             "client_fraction 0",
         ),
         ("digits/fedavg", {"class_embeddings.table": "names.csv"}, "class_embeddings.table", "fedalign"),
+        ("digits/fedavg", {"class_embeddings.width": 77}, "class_embeddings.width", "random vectors or a table"),
+        (
+            "digits/fedalign",
+            {"class_embeddings.init": "language_model", "class_embeddings.encoder": "m", "class_embeddings.width": 77},
+            "class_embeddings.width",
+            "random vectors or a table",
+        ),
+        ("pbc-0.05/fedbm", {"class_embeddings.normalize": False}, "class_embeddings.normalize", "language_model"),
         ("digits/fedavg", {"model.network": "resnet8", "model.dropout": 0.1}, "model.dropout", "auto"),
     ],
 )
@@ -57,6 +67,10 @@ def test_an_option_that_works_is_taken():
         {"federation.aggregation": "trimmed_mean", "federation.trim_fraction": 0.3, "federation.quorum": 1.0},
     ):
         check_idle(words, [with_options(before, words)])
+    of_names = {"init": "language_model", "encoder": "m", "normalize": False}
+    of_names = {f"class_embeddings.{name}": value for name, value in of_names.items()}
+    for words in ({"class_embeddings.width": 77}, of_names):
+        check_idle(words, [with_options(read_preset("digits/fedalign"), words)])
 
 
 def test_of_several_presets_one_that_reads_it_is_enough():
@@ -121,6 +135,30 @@ def test_a_sweep_does_not_search_it():
     e = read_preset("digits/fedalign")
     with pytest.raises(InputError, match=r"optimizer\.lr"):
         resolve(e, "optimizer.lr")
+
+
+@pytest.mark.parametrize("names", [["federation.trim_fraction"], ["federation.trim_fraction", "optimizer.lr"]])
+def test_nor_an_option_that_does_nothing_beside_the_others(names, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    space = [f"{name}=0.1,0.2" for name in names]
+    assert main(["sweep", "digits/fedavg", "--space", *space, "--output", "s"]) == 2
+    assert capsys.readouterr().err == (
+        "anchorfl: --space federation.trim_fraction: federation.trim_fraction does nothing here, it belongs to"
+        " federation.aggregation trimmed_mean: leave it out\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_searches_one_that_another_searched_option_needs():
+    e = with_options(read_preset("digits/fedavg"), {"federation.quorum": 1.0})
+    space = space_of(e, ["federation.aggregation=mean,trimmed_mean", "federation.trim_fraction=0.1,0.2"])
+    check_searched(SweepPlan("digits/fedavg", e, space, SweepOptions(scheduler="none"), ""))
+
+
+@pytest.mark.parametrize("preset", [f"digits/{name}" for name in SPACES if f"digits/{name}" in preset_names()])
+def test_the_space_of_a_method_searches_what_works(preset):
+    e = read_preset(preset)
+    check_searched(SweepPlan(preset, e, space_of(e), SweepOptions(scheduler="none"), ""))
 
 
 def test_no_space_names_an_option_that_its_method_does_not_read():

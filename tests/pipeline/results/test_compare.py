@@ -1,6 +1,7 @@
 """Tables and curves from run folders, against numbers worked out by hand."""
 
 import csv
+import json
 import math
 
 import pytest
@@ -118,6 +119,20 @@ def test_a_group_has_a_mean_of_what_all_its_runs_have(tmp_path):
     assert (group.mean["f1_best"], group.sd["f1_best"]) == (None, None)
     assert group.mean["f1_last"] == pytest.approx(0.4)
     assert group.sd["f1_last"] == pytest.approx(0.1)
+
+
+def test_runs_of_edited_code_are_no_seeds_of_one_another(tmp_path):
+    """A plug-in that was edited between two seeds is another method."""
+    folders = [make_run(tmp_path / str(seed), [0.1 * seed], seed=seed) for seed in (1, 2, 3)]
+    for folder, source in zip(folders, ("111", "222", "222"), strict=True):
+        about = json.loads((folder / "run.json").read_text())
+        about["tags"]["method_plugin"] = f"mine.Mine, sha256 {source}"
+        (folder / "run.json").write_text(json.dumps(about))
+    groups = compare(folders, None).groups
+    assert [(group.label, len(group.runs)) for group in groups] == [
+        ("digits fedavg (method_plugin=mine.Mine, sha256 111)", 1),
+        ("digits fedavg (method_plugin=mine.Mine, sha256 222)", 2),
+    ]
 
 
 def test_a_label_has_the_options_in_which_groups_of_its_task_and_method_differ(tmp_path):

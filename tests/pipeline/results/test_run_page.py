@@ -16,7 +16,8 @@ import pytest
 
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.idle_options import check_idle
-from anchorfl.pipeline.config.overrides import typed_options
+from anchorfl.pipeline.config.overrides import override, typed_options
+from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.repetition import repetition_of
 from anchorfl.pipeline.results import page_parts
 from anchorfl.pipeline.results.page_server import PageServer
@@ -144,6 +145,14 @@ def test_its_command_on_a_table_repeats_it(partition, tmp_path):
     again = shlex.split(repetition_of(e).command)
     assert digest(from_words("", again[2:], "anchorfl run", quiet).experiment) == digest(e)
     check_idle(typed_options(again[2:]), [e])
+
+
+def test_a_value_that_begins_with_a_minus_is_given_as_one_word(experiment):
+    e = experiment()
+    e = dataclasses.replace(e, model=dataclasses.replace(e.model, weights="-w"))
+    again = shlex.split(repetition_of(e).command)
+    assert "--model.weights=-w" in again
+    assert override(read_preset(again[2]), again[3:]).model.weights == "-w"
 
 
 def test_names_are_text(finished_run, experiment, tmp_path):

@@ -60,6 +60,16 @@ def test_other_data_than_those_of_the_run_are_refused(finished, tmp_path):
             getattr(anchorfl.Run(copy), drawn)()
 
 
+def test_its_data_are_looked_for_where_the_caller_says(finished, tmp_path):
+    places = {"task.root": str(tmp_path / "raw"), "task.cache": str(tmp_path / "cache")}
+    run = anchorfl.Run(finished.folder, places=places)
+    assert (run.experiment.task.root, run.experiment.task.cache) == tuple(places.values())
+    run.partition()
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    with pytest.raises(anchorfl.InputError, match=r"--seed: a run goes on with its own options; only places can be"):
+        anchorfl.Run(finished.folder, places={"seed": "3"})
+
+
 def test_it_predicts(finished):
     scores = finished.predict(["apple juice tree", "song violin chord"])
     assert scores.sum(axis=1).tolist() == pytest.approx([1, 1])

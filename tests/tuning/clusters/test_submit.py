@@ -48,7 +48,16 @@ def parsed(*words: str) -> argparse.Namespace:
         ("table", "fedalign --data r8-8", "anchorfl table fedalign --data r8-8 --cluster.address auto"),
         ("benchmark", "", "anchorfl benchmark --cluster.address auto"),
         ("probe", "r8-8/fedavg", "anchorfl probe r8-8/fedavg --cluster.address auto"),
-        ("data", "prepare r8-8/fedavg", "anchorfl data prepare r8-8/fedavg --cluster.address auto"),
+        (
+            "data",
+            "prepare r8-8/fedavg",
+            "anchorfl data prepare r8-8/fedavg --cluster.address auto --cluster.executor ray",
+        ),
+        (
+            "data",
+            "prepare r8-8/fedavg --cluster.executor serial",
+            "anchorfl data prepare r8-8/fedavg --cluster.executor serial --cluster.address auto",
+        ),
         ("cooccurrence", "--task r8 c.txt", "anchorfl cooccurrence --task r8 c.txt --address auto"),
     ],
 )

@@ -38,6 +38,25 @@ def test_a_plan_comes_back(tmp_path):
         load_plan(tmp_path, {"seeds": 2})
 
 
+def test_a_resumed_sweep_is_given_few_options_of_those_that_go_together(tmp_path):
+    """What goes together is asked of all, those that the folder has included."""
+    made = plan(scheduler="none", cost=5.0, cpu_price=0.05, against="megabytes")
+    made.save(tmp_path)
+    for words, cost in ((["--cost", "20"], 20.0), (["--against", "megabytes"], 5.0)):
+        _, options, _ = _split(["--resume", str(tmp_path), *words])
+        assert load_plan(tmp_path, options).options == dataclasses.replace(made.options, cost=cost)
+    for bad in ({"cost": 5.0}, {"against": "seconds", "scheduler": "asha"}):
+        with pytest.raises(InputError, match=r"--cost needs --cpu-price|--against seconds compares whole trials"):
+            plan(**bad)
+
+
+def test_the_report_of_a_sweep_takes_places(tmp_path, monkeypatch):
+    """It took them for options of the search, and ended in a traceback."""
+    monkeypatch.chdir(tmp_path)
+    plan(scheduler="none").save(tmp_path)
+    assert main(["report", str(tmp_path), "--task.root", "elsewhere"]) == 0
+
+
 def test_several_presets_are_a_dimension(tmp_path):
     """What a point trains, writes down and is resumed from is of its own preset."""
     names = ("suite-digits-masks-2/fedavg", "suite-digits-masks-2/fedpu")

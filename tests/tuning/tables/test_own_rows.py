@@ -13,6 +13,7 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.tables.command import TableCommand, parse_args
+from anchorfl.tuning.tables.options import parse_vary
 from anchorfl.tuning.tables.own_rows import own_rows, parse_own_rows
 from anchorfl.tuning.tables.page import reproducibility, table_dicts
 from anchorfl.tuning.tables.published import rows_of
@@ -45,6 +46,18 @@ def plugin(paper, tmp_path, monkeypatch):
 def runs_with(paper, *texts):
     rows = rows_of(paper)
     return table_runs_of((*rows, *own_rows(parse_own_rows(texts), rows, [])), SEEDS, [])
+
+
+def test_an_own_rows_options_are_its_own_whatever_all_rows_are_given(paper):
+    """They were overridden: the row was FedAvg's, and the page said otherwise."""
+    rows = rows_of(paper)
+    mine = own_rows(parse_own_rows(["Mine = fedavg --optimizer.lr 0.1"]), rows, [])
+    runs = table_runs_of((*rows, *mine), [1], ["--optimizer.lr=0.02", "--federation.rounds", "2"])
+    rates = {run.row.shown: (run.experiment.optimizer.lr, run.experiment.federation.rounds) for run in runs}
+    assert (rates["Mine (own)"], rates["FedAvg"]) == ((0.1, 2), (0.02, 2))
+    assert len({run.digest for run in runs}) == len(runs)
+    with pytest.raises(InputError, match=r"--row Mine: --vary sets optimizer\.lr for all rows; leave it out of one"):
+        table_runs_of((*rows, *mine), [1], [], parse_vary(["optimizer.lr=0.1,0.2"]))
 
 
 def test_an_own_row_is_the_papers_but_for_its_own_options(plugin):

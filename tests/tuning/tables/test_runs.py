@@ -65,6 +65,7 @@ def test_cells_are_experiments(paper):
     ("overrides", "message"),
     [
         (["--seed", "3"], r"--seed: a table sets it for its runs; give --seeds 4321,4322"),
+        (["--federation.rounds", "0"], r"digits/fedavg: .*federation\.rounds = 0"),
         (["--output=x"], r"--output: a table sets it for its runs; give --runs FOLDER and --out FOLDER"),
         (["--evaluation.test", "never"], r"a table shows scores of the test split"),
         (["--method.q7", "90"], r"digits/fedavg: .*no option --method.q7.*\(--rows leaves rows out\)"),
@@ -283,6 +284,25 @@ def test_bad_input_stops_its_runs_alone(paper):
     (line,) = failure_lines(named, ready.failures)
     assert line.startswith("digits/fedalign seeds 1, 2 failed: class_embeddings.table")
     assert len(said) == len(set(said))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_options_that_do_not_fit_the_clients_of_the_data_stop_their_runs_alone(order, tmp_path):
+    """How many clients there are is known with the data. It was a traceback, or all runs were blamed."""
+    words = "suite --data suite-digits-one-class --rows fedavg --seeds 0 --task.clients 0"
+    args = parse_args([*words.split(), "--vary", "federation.clients_per_round=5,100"])
+    jobs = jobs_of(TableCommand(args).table_runs, index_runs(tmp_path), tmp_path, print)
+    ready = prepare_all(jobs[::order], lambda _: None)
+    assert [spec.experiment.federation.clients_per_round for spec in ready.run_specs.values()] == [5]
+    assert [spec.experiment.task.clients for spec in ready.run_specs.values()] == [10]
+    assert list(ready.failures.values()) == ["federation.clients_per_round = 100 exceeds task.clients = 10: lower it"]
+
+
+def test_rows_that_are_one_experiment_are_counted_once(paper, capsys):
+    twin = table_runs_of(rows_of(paper), [1], [])[0]
+    command = TableCommand(parse_args(["fedalign", "--data", "r8-8", "--rows", "fedavg", "--seeds", "1"]))
+    command._log_counts([twin, replace(twin, row=replace(twin.row, label="again"))], [])
+    assert capsys.readouterr().out == "1 runs in this table: 0 found in runs, 0 to run\n"
 
 
 def test_arguments():
