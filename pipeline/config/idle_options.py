@@ -47,12 +47,10 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     belong("class_embeddings.init cooccurrence", named and init == "cooccurrence", "class_embeddings", "table")
     belong("class_embeddings.lora_rank 0", not experiment.class_embeddings.lora_rank, "method", "aggregate_pseudo")
     belong("class_embeddings.init language_model", uses_encoder(experiment), "class_embeddings", *ENCODER)
-    encoded = named and init == "language_model"
-    normalizes = encoded or head.prompt_length is not None  # class concepts have length 1 in any case
+    concepts = head.concepts and not (named and init == "language_model")  # they have length 1 in any case
+    normalizes = uses_encoder(experiment) and not concepts
     belong("class_embeddings.init language_model", normalizes, "class_embeddings", "normalize")
     belong("a method with class concepts (fedbm)", head.concepts, "class_embeddings", "prompt_fraction")
-    widens = head.named and not encoded and not experiment.class_embeddings.lora_rank  # else it is the text encoder's
-    belong("class embeddings from random vectors or a table", widens, "class_embeddings", "width")
     belong("a method with class embeddings from names (fedalign)", named, "class_embeddings", "init", "table")
     return idle | dict(experiment.method.unused)
 

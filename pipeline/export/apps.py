@@ -69,6 +69,8 @@ PATHS = (
     *("model.weights", "class_embeddings.table", "class_embeddings.encoder"),
 )
 """Options that may name files and folders on this machine."""
+BELOW_ROOT = "task.file", "task.class_names"
+"""Those that lie below ``task.root`` where there is one."""
 FRAMEWORKS = {"flower": "Flower", "nvflare": "NVFlare"}
 
 
@@ -94,7 +96,8 @@ def write_app(framework: str, folder: Path, name: str, experiment: Experiment) -
 def _from_anywhere(experiment: Experiment) -> Experiment:
     """Return the experiment with the whole paths of what options name below this folder: an app runs in its own."""
     options = options_of(experiment)
-    there = {name: Path(str(options[name])) for name in PATHS if options[name]}
+    below_root = BELOW_ROOT if options["task.root"] else ()
+    there = {name: Path(str(options[name])) for name in PATHS if options[name] and name not in below_root}
     found = {name: str(path.resolve()) for name, path in there.items() if not path.is_absolute() and path.exists()}
     return with_options(experiment, found)
 

@@ -138,7 +138,8 @@ def _on_table(preset: str, start: _Start, given: Mapping[str, Any], apply: Apply
     if said.isdisjoint(cohort):
         tree = merge_sections({"federation": {"clients_per_round": 0}}, tree)  # fits any number of clients
     experiment = apply(build(preset, tree))
-    _check_of_column(experiment.task, given)
+    of_file = {} if start.lent else start.tree.get("task", {})
+    _check_of_column(experiment.task, given, of_file)
     if not preset and METHOD not in given:
         kind = task_of(experiment.task).kind
         log(f"{kind}-label: method {TABLE_METHODS[kind]}; --method.name takes another")
@@ -146,6 +147,8 @@ def _on_table(preset: str, start: _Start, given: Mapping[str, Any], apply: Apply
             given = {**given, METHOD: TABLE_METHODS[kind]}
             return _on_table(preset, _start(preset, given), given, apply, log)
     options = resolve_task_options(experiment.task, log)
+    if options.client_column and of_file.get("clients", 0) not in (0, options.clients):
+        raise _beside(options, "task.clients", of_file["clients"])
     task, one_class, said = task_of(options), experiment.method.supports.one_class, said | given.keys()
     if start.lent and task.payload != "image" and (of_images := drop(tree, OF_IMAGES)):
         experiment, left = apply(build(preset, tree)), [*left, *of_images]
@@ -164,18 +167,24 @@ def _on_table(preset: str, start: _Start, given: Mapping[str, Any], apply: Apply
     return with_sections(experiment, task=options, federation=federation)
 
 
-def _check_of_column(task: TaskOptions, given: Mapping[str, Any]) -> None:
-    """Raise InputError where options were given that say otherwise than the column of clients."""
+def _check_of_column(task: TaskOptions, given: Mapping[str, Any], of_file: Mapping[str, Any]) -> None:
+    """Raise InputError where options were given that say otherwise than the column of clients.
+
+    of_file: those of [task] in the file that has the table; how many clients there are, it may say.
+    """
     if not task.client_column:
         return
-    for option, value, other in (
-        ("task.partition", task.partition, task.partition != "subjects"), ("task.clients", task.clients, True),
-    ):  # fmt: skip
-        if other and option in given:
-            raise InputError(
-                f"--{option} {value} beside --task.client_column {task.client_column}: the column says whose row it is,"
-                " so that nothing is left to partition; leave one of them out"
-            )
+    if task.partition != "subjects" and ("task.partition" in given or "partition" in of_file):
+        raise _beside(task, "task.partition", task.partition)
+    if "task.clients" in given:
+        raise _beside(task, "task.clients", task.clients)
+
+
+def _beside(task: TaskOptions, option: str, value: object) -> InputError:
+    return InputError(
+        f"--{option} {value} beside --task.client_column {task.client_column}: the column says whose row it is, so that"
+        " nothing is left to partition; leave one of them out"
+    )
 
 
 def _name(preset: str, experiment: Experiment) -> str:

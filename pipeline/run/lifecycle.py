@@ -252,6 +252,8 @@ def federate(
         loop.callbacks = Callbacks(callbacks, run_spec.experiment.federation.rounds, folder)
         if last := loop.state.round:  # a kill may have come before they had it, and what they said of it is not kept
             loop.unreported = next(record for record in read_records(folder)[0] if record.round == last)
+    if loop.state.round < run_spec.experiment.federation.rounds:
+        (folder / RESULT).unlink(missing_ok=True)  # of an end that a callback asked for: the run goes on
     status: Status = "FAILED"
     try:
         result = conclude(run_spec, folder, loop.run(), loop)

@@ -3,8 +3,9 @@
 A thread copies what has changed, after every checkpoint and at the end. Order is what makes the copy whole: the records
 and the parts of a checkpoint before the ``checkpoint.json`` that names them, everything before ``result.json``, which
 says that the run is finished, and after that the deletion of parts that no checkpoint names any more. Nothing else is
-ever deleted: the copy outlives the folder. A store that does not answer never stops a run: it is said, and tried again
-after the next checkpoint. ``pipeline/storage/restore.py`` has the way back.
+ever deleted but the ``result.json`` of a run that goes on: the copy outlives the folder. A store that does not answer
+never stops a run: it is said, and tried again after the next checkpoint. ``pipeline/storage/restore.py`` has the way
+back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from anchorfl.pipeline.storage.run_folder import RESULT
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 
-CHECKPOINT, INDEX = "checkpoint", "checkpoint/checkpoint.json"
+CHECKPOINT, INDEX, RECORD = "checkpoint", "checkpoint/checkpoint.json", "run.json"
 END_ATTEMPTS = 3
 """At the end of a run a store that does not answer is asked so many times."""
 LONG_S, STALL_S = 10.0, 300.0
@@ -105,6 +106,9 @@ class Backup:
             parts = checkpoint_files(index, self.folder / INDEX)
             if not self._looked:
                 self._look(parts, index)
+            if RESULT in self._known.keys() - texts.keys():
+                object_store.delete(object_store.join(self.uri, RESULT))
+                del self._known[RESULT]
             names = [*self._files(), *(f"{CHECKPOINT}/{file}" for file in parts)]
             for name in names:
                 self._copy(name)
@@ -119,9 +123,14 @@ class Backup:
     def _look(self, parts: dict[str, str], local_index: bytes | None) -> None:
         """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist.
 
-        Raises InputError where its checkpoint is further: the store did not answer when the run began to go on.
+        Raises InputError where it is another run's, which began at the same time; and where its checkpoint is further:
+        the store did not answer when the run began to go on.
         """
         sizes = object_store.sizes(self.uri)
+        own, shown = _id_of(_content(self.folder / RECORD)), object_store.shown(self.uri)
+        its = object_store.read_bytes(object_store.join(self.uri, RECORD)) if {RECORD, INDEX} <= sizes.keys() else b""
+        if own and _id_of(its) not in ("", own):
+            raise InputError(f"{shown} is the copy of another run than {self.folder}: give another cluster.backup")
         self._known = {name: None for name in sizes if not is_left(name, self.leave)}
         index = object_store.read_bytes(object_store.join(self.uri, INDEX)) if INDEX in sizes else None
         copied = checkpoint_files(index, f"{object_store.shown(self.uri)}/{INDEX}")
@@ -224,6 +233,15 @@ def checkpoint_files(index: bytes | None, where: object) -> dict[str, str]:
 def _round_of(index: bytes | None) -> int:
     """Return the round of a checkpoint that a parse of its parts has found whole; -1 without one."""
     return int(json.loads(index)["round"]) if index else -1
+
+
+def _id_of(record: bytes | None) -> str:
+    """Return the identity of a run out of its ``run.json``; "" where it has none."""
+    try:
+        content = json.loads(record or b"{}")
+    except ValueError:
+        return ""
+    return str(content.get("id", "")) if isinstance(content, dict) else ""
 
 
 def is_left(name: str, leave: tuple[str, ...]) -> bool:

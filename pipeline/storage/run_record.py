@@ -99,6 +99,10 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
+DATA_DIGESTS = "data_digest", "partition_digest"
+"""Tags that say which data a run has."""
+
+
 def check_same_data(folder: Path, now: Mapping[str, str], remedy: str) -> None:
     """Raise InputError where the data are others than those that a run began with: this version may prepare the same
     options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed.
@@ -106,7 +110,7 @@ def check_same_data(folder: Path, now: Mapping[str, str], remedy: str) -> None:
     now: ``Manifest.digests``, or tags that hold them; remedy: what the user can do.
     """
     tags = read_metadata(folder).get("tags", {})
-    for name in ("data_digest", "partition_digest"):
+    for name in DATA_DIGESTS:
         if tags.get(name, now[name]) != now[name]:
             raise InputError(f"{folder}: its data are prepared otherwise now ({name} differs): {remedy}")
 

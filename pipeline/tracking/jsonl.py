@@ -15,6 +15,7 @@ from typing import Any
 
 from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_record import (
+    DATA_DIGESTS,
     FINAL_SCORES,
     RoundRecord,
     RunInfo,
@@ -44,8 +45,8 @@ class JsonLines:
     """The tracker that keeps run.json and metrics.jsonl.
 
     A resumed run keeps the rounds before ``resume_at`` and its identity. So does one that starts again at 0 with the
-    same parameters, or options of the same digest: it was killed before its first checkpoint. Parameters that another
-    version does not know do not count. Any other is a new run.
+    same parameters, or options of the same digest, on the same data: it was killed before its first checkpoint.
+    Parameters that another version does not know do not count. Any other is a new run.
     """
 
     def __init__(self, folder: Path, resume_at: int = 0) -> None:
@@ -60,7 +61,9 @@ class JsonLines:
         old = read_metadata(self.folder)
         begun, now = ({t: tags.get(t) for t in ("config_digest", "kind")} for tags in (old.get("tags", {}), info.tags))
         alike = _agree(old.get("params", {}), info.params) or (bool(now["config_digest"]) and begun == now)
-        same = bool(old) and (self.resume_at > 0 or alike)
+        data = {**dict.fromkeys(DATA_DIGESTS), **old.get("tags", {})}
+        unchanged = all(data[name] in (None, info.tags.get(name)) for name in DATA_DIGESTS)
+        same = bool(old) and (self.resume_at > 0 or (alike and unchanged))
         if not same:
             (self.folder / "tracking.json").unlink(missing_ok=True)
             if (self.folder / FINAL_SCORES).exists():

@@ -160,6 +160,8 @@ class MlflowUploader:
             identity_tags |= mlflow_entities.first_tags(metadata)
             run = self._client.create_run(experiment, int(metadata["created"] * 1000), identity_tags, metadata["name"])
         notes = read_notes(self.folder)
+        if notes.get(redact(self.uri), {}).get("run_id", run.info.run_id) != run.info.run_id:
+            del notes[redact(self.uri)]  # what was sent is gone with the run that it was sent to
         notes.setdefault(redact(self.uri), {})["run_id"] = run.info.run_id
         write_json(self.folder / NOTES, notes)
         if run.info.status != "RUNNING" and metadata["status"] == "RUNNING":

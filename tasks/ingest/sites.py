@@ -81,6 +81,8 @@ class _Job:
     raw: str
     rows: int
     """Rows of all."""
+    look: _Look
+    """What the site said before."""
     building: str
     """Folder to write into, at the site."""
 
@@ -114,8 +116,8 @@ def prepare_at_sites(task: Task, options: TaskOptions, seed: int, log: Log) -> P
     token = f".{folder.name}-{secrets.token_hex(4)}"
     building = str(folder.parent / token)
     jobs = [
-        (_Job(task, options, spec, classes, client, int(start_M1[client]), raw, int(start_M1[-1]), building),)
-        for client in range(len(names))
+        (_Job(task, options, spec, classes, client, int(start_M1[client]), raw, int(start_M1[-1]), look, building),)
+        for client, look in enumerate(looks)
     ]
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.mkdir(building, 0o700)
@@ -257,6 +259,9 @@ def _write(job: _Job) -> tuple[Table, Table]:
     number_N = in_order(table["row"].to_numpy(), numbers)
     rows = _owned(encoding, table, number_N, np.full(table.num_rows, job.client))
     written = encoding.write(rows, job.client)
+    digest = raw_digest(job.task, job.options, raw_folder(job.task, job.options))
+    if (table.num_rows, digest) != (job.look.rows, job.look.digest):
+        raise InputError("its files changed while they were read: prepare them again when they are whole")
     at = written.column_names.index("positives")
     written = written.set_column(
         at, "positives", pa.array([0], pa.int64())

@@ -24,6 +24,7 @@ from anchorfl.tasks.contract import Columns, InputSpec, LabelKind, Source, Task
 from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.remote_table import table_path
+from anchorfl.tasks.ingest.input_spec import given_spec
 from anchorfl.tasks.ingest.raw_table import SPLIT_WORDS, SPLITS
 from anchorfl.tasks.options import TaskOptions, table_stem
 from anchorfl.tasks.partition.client_classes import read_client_classes
@@ -39,7 +40,7 @@ from anchorfl.tasks.tabular.schema import (
     schema_of_model,
     unused,
 )
-from anchorfl.tasks.tabular.targets import Targets, targets
+from anchorfl.tasks.tabular.targets import EXACT, Targets, targets
 
 TEST_SHARE = 0.2
 TEST_SEED = 20
@@ -51,6 +52,8 @@ def table_task(options: TaskOptions) -> Task:
     file = open_file_or_folder(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
     questions.check(file, schema, options)
+    if options.sites and options.input_spec:
+        schema = _with_words(schema, given_spec(options))
     return task_of_schema(path, schema, options)
 
 
@@ -88,6 +91,13 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
         subjects=schema.client,
         named_files=partial(images, schema=schema) if form == "image" and not folder else None,
     )
+
+
+def _with_words(schema: Schema, spec: InputSpec) -> Schema:
+    """Return a schema with the words of a form, too: rows of other files than its own have them."""
+    known = spec.columns.categories if spec.columns else {}
+    words = {name: tuple(sorted({*own, *known.get(name, ())})) for name, own in schema.categories.items()}
+    return replace(schema, categories=words)
 
 
 def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
@@ -244,6 +254,11 @@ def _check_width(column: Column, schema: Schema, spec: InputSpec, path: Path) ->
 def _subjects(column: Column, name: str, faults: Faults) -> Column:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        if large := pc.filter(column, pc.greater_equal(pc.abs(column), EXACT)).to_pylist():
+            raise InputError(
+                f"{faults.path}: column {name!r} holds {large[0]:g}: numbers of clients from 2^53 on run into each"
+                " other; store them as text"
+            )
     column = pc.utf8_trim_whitespace(column.cast(pa.string()))  # "north " is nobody else
     empty_N = pc.fill_null(pc.equal(column, ""), True).to_numpy()
     faults.add(empty_N, lambda i: f"column {name!r} is empty; say whose row it is or remove the row")

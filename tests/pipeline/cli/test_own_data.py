@@ -232,6 +232,18 @@ def test_a_partition_beside_a_column_of_clients_is_refused(here, capsys, words):
         anchorfl.run(data="trees.parquet", options={**options, "task.client_column": "site"})
 
 
+@pytest.mark.parametrize("words", ['partition = "dirichlet"\nbeta = 0.1', "clients = 7"])
+def test_so_is_one_in_a_file_beside_it(here, words):
+    """It was dropped without a word; what the column says may stand there, as an exported experiment has it."""
+    pq.write_table(trees(), here / "trees.parquet")
+    own = 'file = "trees.parquet"\nlabel_columns = "kind"\nclient_column = "site"\nsplit_column = "part"\n'
+    for name, more in (("bad", words), ("good", 'partition = "subjects"\nclients = 4')):
+        (here / f"{name}.toml").write_text(f'[task]\n{own}{more}\n[method]\nname = "fedavg"\n')
+    with pytest.raises(InputError, match=r"beside --task.client_column site: the column says whose row it is"):
+        anchorfl.read_preset("bad.toml")
+    assert anchorfl.read_preset("good.toml").task.clients == 4
+
+
 def test_check_of_a_table_with_bad_rows_says_how_to_go_on(here, capsys):
     columns = {"x": [1.0, np.inf] + [2.0] * 18, "kind": ["a", "b"] * 10}
     pq.write_table(pa.table(columns), here / "t.parquet")

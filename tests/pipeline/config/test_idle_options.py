@@ -42,13 +42,6 @@ def test_a_method_reads_the_learning_rate_or_says_that_it_does_not(experiment, f
             "client_fraction 0",
         ),
         ("digits/fedavg", {"class_embeddings.table": "names.csv"}, "class_embeddings.table", "fedalign"),
-        ("digits/fedavg", {"class_embeddings.width": 77}, "class_embeddings.width", "random vectors or a table"),
-        (
-            "digits/fedalign",
-            {"class_embeddings.init": "language_model", "class_embeddings.encoder": "m", "class_embeddings.width": 77},
-            "class_embeddings.width",
-            "random vectors or a table",
-        ),
         ("pbc-0.05/fedbm", {"class_embeddings.normalize": False}, "class_embeddings.normalize", "language_model"),
         ("digits/fedavg", {"model.network": "resnet8", "model.dropout": 0.1}, "model.dropout", "auto"),
     ],
@@ -69,8 +62,7 @@ def test_an_option_that_works_is_taken():
         check_idle(words, [with_options(before, words)])
     of_names = {"init": "language_model", "encoder": "m", "normalize": False}
     of_names = {f"class_embeddings.{name}": value for name, value in of_names.items()}
-    for words in ({"class_embeddings.width": 77}, of_names):
-        check_idle(words, [with_options(read_preset("digits/fedalign"), words)])
+    check_idle(of_names, [with_options(read_preset("digits/fedalign"), of_names)])
 
 
 def test_of_several_presets_one_that_reads_it_is_enough():

@@ -62,6 +62,22 @@ def test_an_app_finds_what_options_name_below_the_folder_that_it_was_written_fro
     assert prepare_data(serial, quiet).manifest.test
 
 
+def test_a_table_below_a_root_stays_the_one_below_it(tmp_path, monkeypatch):
+    """Not another of its name in the folder that the app was written from."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    rows = "".join(f"{i * i % 11},{'ab'[i % 2]}\n" for i in range(80))
+    for folder, column in (("data", "x"), (".", "other")):
+        (tmp_path / folder / "t.csv").write_text(f"{column},kind\n{rows}")
+    words = ["--task.root", "data", "--task.file", "t.csv", "--task.label_columns", "kind", "--task.clients", "4"]
+    assert main(["export", "flower", *words, "--output", "app"]) == 0
+    exported = read_preset("app/experiment.toml")
+    assert (exported.task.root, exported.task.file) == (str(tmp_path / "data"), "t.csv")
+    monkeypatch.chdir(tmp_path / "app")
+    serial = replace(exported, cluster=replace(exported.cluster, executor="serial"))
+    assert prepare_data(serial, quiet).manifest.spec.columns.inputs == ("x",)
+
+
 def test_the_command_writes_a_job_of_nvflare(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["export", "nvflare", *OPTIONS]) == 0

@@ -56,6 +56,21 @@ def test_a_run_that_a_callback_ended_is_the_same_when_it_is_called_again(tmp_pat
     assert json.loads((tmp_path / "result.json").read_text())["rounds"] == 2
 
 
+def test_a_run_that_goes_on_after_such_an_end_is_not_finished_until_it_is(tmp_path, finished_run):
+    """Interrupted again, it was held to be finished, with the scores of the first end."""
+    e = small_experiment(federation={"rounds": 4})
+    run(e, tmp_path, quiet, callbacks=[lambda report: report.round == 2])
+
+    def fails(report):
+        assert report.round < 3
+
+    with pytest.raises(anchorfl.CallbackError):
+        run(e, tmp_path, quiet, callbacks=[fails])
+    assert not anchorfl.Run(tmp_path).finished
+    assert resume(tmp_path, quiet).checksum == finished_run(e).checksum
+    assert json.loads((tmp_path / "result.json").read_text())["rounds"] == 4
+
+
 @pytest.mark.parametrize(
     ("executor", "every", "end"),
     [

@@ -136,6 +136,37 @@ def test_a_copy_that_is_further_stays_as_it_is_until_the_run_is_as_far(tmp_path)
     assert contents(place) == files(tmp_path / "run")
 
 
+def test_of_two_runs_that_begin_at_once_one_has_the_copy(tmp_path):
+    """Neither saw the other's when they began."""
+    place, backups = f"file://{tmp_path}/copy", []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"id": name}))
+        checkpoints = Checkpoints(tmp_path / name)
+        save(checkpoints, 1)
+        backups.append(Backup(tmp_path / name, place, pytest.fail, checkpoints))
+    backups[0].send()
+    before = contents(place)
+    with pytest.raises(InputError, match=r"copy is the copy of another run than .*other: give another cluster\.backup"):
+        backups[1].send()
+    assert contents(place) == before
+    backups[0].send()
+
+
+def test_a_run_that_goes_on_has_no_result_in_its_copy(tmp_path):
+    place = f"file://{tmp_path}/copy"
+    (tmp_path / "run").mkdir()
+    checkpoints = Checkpoints(tmp_path / "run")
+    save(checkpoints, 1)
+    (tmp_path / "run" / "result.json").write_text("{}")
+    Backup(tmp_path / "run", place, pytest.fail, checkpoints).send()
+    assert "result.json" in contents(place)
+    (tmp_path / "run" / "result.json").unlink()
+    save(checkpoints, 2)
+    Backup(tmp_path / "run", place, pytest.fail, checkpoints).send()
+    assert contents(place) == files(tmp_path / "run")
+
+
 def test_an_error_without_words_is_an_error(tmp_path, monkeypatch):
     """As a MemoryError is: the copy is not complete."""
     lines = []

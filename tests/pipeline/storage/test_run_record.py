@@ -55,6 +55,18 @@ def test_a_run_killed_before_its_first_round_keeps_its_identity_under_a_newer_ve
     assert len(set(ids)) == 3
 
 
+@pytest.mark.parametrize("digest", ["data_digest", "partition_digest"])
+def test_a_run_begun_again_on_other_data_is_a_new_run(tmp_path, digest):
+    """Such as one that was stopped in its first rounds, to correct the table: MLflow had rounds of both in one run."""
+    ids = []
+    for value in ("a", "a", "b"):
+        JsonLines(tmp_path).begin(info_of(tmp_path, tags={"config_digest": "d", digest: value}))
+        ids.append(json.loads((tmp_path / "run.json").read_text())["id"])
+    assert ids[0] == ids[1] != ids[2]
+    JsonLines(tmp_path, 2).begin(info_of(tmp_path, tags={"config_digest": "d", digest: "c"}))
+    assert json.loads((tmp_path / "run.json").read_text())["id"] == ids[2], "its checkpoint was held against the data"
+
+
 def test_options_of_the_same_digest_are_the_same_run(tmp_path):
     """Such as a sweep that was killed before its first trial ended, and goes on with more trials, or another place."""
     tags = {"config_digest": "d", "kind": "sweep"}

@@ -209,6 +209,25 @@ def test_a_round_that_arrived_in_part_is_completed(tmp_path, store):
     assert [len(steps(folder, store, key)) for key in ("m0", "m999", "m1000", "m1499", ROUND_COMPLETE)] == [1] * 5
 
 
+def test_a_run_that_was_deleted_in_mlflow_is_sent_whole_again(tmp_path, store):
+    """With its artifacts, which had been sent to the run that is gone."""
+    folder = tmp_path / "run"
+    record_file = JsonLines(folder)
+    record_file.begin(info_of(folder))
+    record_file.round(record(0))
+    (folder / "notes.txt").write_text("x")
+    record_file.artifact(folder / "notes.txt")
+    record_file.end("FINISHED")
+    client, sent = mlflow_upload.open_store(store), []
+    for _ in range(2):
+        assert send(folder, store) == 1
+        run_id = read_json(folder / "tracking.json")[store]["run_id"]
+        sent.append(run_id)
+        assert {file.path for file in client.list_artifacts(run_id)} == {"notes.txt", "metrics.jsonl"}
+        client.delete_run(run_id)
+    assert sent[0] != sent[1]
+
+
 def test_two_runs_of_one_process(tmp_path, store, lines):
     folders = [tmp_path / "one", tmp_path / "two"]
     trackers = [open_tracker(TrackingOptions(uri=store), folder, 0, lines.append) for folder in folders]

@@ -246,6 +246,46 @@ def test_what_a_lost_process_left_half_written_is_written_anew(near, monkeypatch
     assert near().manifest.client_names == NAMES
 
 
+def test_words_that_no_row_of_the_server_has_are_words_at_a_site(near, tmp_path):
+    """The form has them from other rows. They were nothing at all there."""
+    words = {"head": "red blue", "east": "green red", "north": "green", "west": "blue", "public": "red green blue"}
+    for folder in (*words, "all"):
+        path = tmp_path / folder / ("all.csv" if folder == "all" else "t.csv")
+        with path.open() as stream:
+            rows = list(csv.DictReader(stream))
+        for i, row in enumerate(rows):
+            site = row.get("site", "-")
+            known = words[folder if folder != "all" else "head" if site == "-" else site].split()
+            at = i if folder != "all" else sum(row.get("site") == other["site"] for other in rows[:i])
+            row["leaf"] = known[at % len(known)]
+        write(path, rows)
+    more = {"input_columns": "height,girth,leaf"}
+    public = resolve_options(replace(OPTIONS, root=str(tmp_path / "public"), clients=2, partition="iid", **more), print)
+    more["input_spec"] = prepare(task_of(public), public, 1, engine="local").folder
+    there, here = near(**more), near(one_place=True, **more)
+    assert there.manifest.spec.columns.categories == {"leaf": ("blue", "green", "red")}
+    for client, name in enumerate(NAMES):
+        own = Prepared.load(there.folder.replace("/cache/", f"/cache-{name}/"))
+        mine, theirs = (data.client(client, Objective("single")).x for data in (own, here))
+        assert mine.equal(theirs)
+    assert there.split("test", Objective("single")).x.equal(here.split("test", Objective("single")).x)
+
+
+def test_rows_that_come_while_a_site_reads_are_refused(near, tmp_path, monkeypatch):
+    """They would have the numbers of the next site's rows."""
+    plain = sites._write
+
+    def later(job):
+        if job.client == 0:
+            write(tmp_path / "east/t.csv", rows_of("east", 0) + rows_of("east", 5))
+        return plain(job)
+
+    monkeypatch.setattr(sites, "_write", later)
+    with pytest.raises(InputError, match=r"site 'east': its rows cannot be prepared"):
+        near()
+    assert "its files changed while they were read" in (tmp_path / "cache" / sites.FAULTS).read_text()
+
+
 def test_a_given_form_decides_the_scaling(near, tmp_path):
     spec = near(one_place=True).manifest.spec
     public = Prepared.load(next((tmp_path / "cache").glob("table-t-*"))).manifest.spec

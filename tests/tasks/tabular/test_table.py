@@ -212,6 +212,17 @@ def test_text_classes_in_the_order_of_the_names(tmp_path):
     )
 
 
+@pytest.mark.parametrize("number", [float(2**53), -float(2**60)])
+def test_numbers_of_clients_that_run_into_each_other_are_refused(tmp_path, number):
+    """As doubles, ids of 17 digits are those of their neighbors: their rows would be one client's."""
+    columns = trees() | {"site": pa.array([number if i % 2 else 3.0 for i in range(60)], pa.float64())}
+    with pytest.raises(InputError, match=r"'site' holds -?\d.*e\+\d+: numbers of clients from 2\^53 on run into each"):
+        table(parquet(tmp_path, columns), client_column="site")
+    whole = trees() | {"site": pa.array([2**53 + i % 2 for i in range(60)], pa.int64())}
+    _, raw, _ = table(parquet(tmp_path, whole), client_column="site")
+    assert set(raw["subject"].to_pylist()) == {str(2**53), str(2**53 + 1)}
+
+
 def test_clients_and_splits_come_from_columns(tmp_path):
     columns = trees() | {"part": ["train"] * 40 + ["validation"] * 10 + ["test"] * 10, "kind": list(KINDS) * 20}
     task, raw, _ = table(parquet(tmp_path, columns), client_column="site", split_column="part")
