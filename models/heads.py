@@ -188,6 +188,9 @@ class GuidedHead(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.layers = nn.ModuleList(layers)
         self.read = nn.Linear(width, classes)
+        heads = max((int(getattr(layer, "heads", 1)) for layer in layers), default=1)
+        self.values_of_row = (classes + 1) * (8 * width + heads * (classes + 1))
+        """Numbers that a row takes in a layer, about: its tokens, their queries, keys and values, and their weights."""
 
     def forward(self, z_BD: Tensor, state_BC: Tensor | None = None) -> Tensor:
         """Return the logits [B, C]. state_BC: labels that are shown, 1 or -1, else 0; None: none is shown."""
@@ -200,6 +203,19 @@ class GuidedHead(nn.Module):
             token_BLD = layer(token_BLD, None)
         out: Tensor = (token_BLD[:, 1:] * self.read.weight).sum(-1) + self.read.bias
         return out
+
+
+VALUES_AT_ONCE = 2**28
+"""Numbers that a head over tokens of classes may hold at a time: 1 GiB in float32."""
+
+
+def in_pieces(head: nn.Module, z_ND: Tensor) -> Tensor:
+    """Return the head's logits [N, C], of as many rows at a time as there is room for; mostly of all."""
+    if not isinstance(head, GuidedHead):
+        out: Tensor = head(z_ND)
+        return out
+    rows = max(1, VALUES_AT_ONCE // head.values_of_row)
+    return torch.cat([head(z_ND[start : start + rows]) for start in range(0, max(1, len(z_ND)), rows)])
 
 
 def unit(rows_ND: Tensor, parts: int = 1) -> Tensor:

@@ -17,6 +17,9 @@ from anchorfl.models.language import fill_prompts
 from anchorfl.models.options import Pooling
 from anchorfl.models.text_encoders import load, pooled, tokens
 
+SENTENCES_AT_ONCE = 64
+"""Sentences that are read at a time."""
+
 
 class PromptedTexts(nn.Module):
     """Prompts to class vectors. Every weight is frozen, and the model runs in evaluation mode and float32.
@@ -49,23 +52,41 @@ class PromptedTexts(nn.Module):
 
     @property
     def width(self) -> int:
-        """P, the width of the language model."""
+        """P, the width of the language model's words, and so of a prompt."""
         return self.words_SLP.shape[2]
+
+    @property
+    def state_width(self) -> int:
+        """Width of what it makes of a sentence: in some models (ALBERT, ELECTRA) another than that of words."""
+        return int(getattr(self.net.config.get_text_config(), "hidden_size", self.width))
+
+    @property
+    def blocks(self) -> list[slice]:
+        """Neighboring classes whose sentences are read at a time: a graph of all could take gigabytes."""
+        size = max(1, SENTENCES_AT_ONCE * self.classes // len(self.words_SLP))
+        return [slice(start, start + size) for start in range(0, self.classes, size)]
 
     def train(self, mode: bool = True) -> PromptedTexts:
         """Stay in evaluation mode: dropout would make vectors random."""
         del mode
         return super().train(False)
 
-    def forward(self, prompt_CKP: Tensor) -> Tensor:
-        """Return the classes' vectors [C, P] behind these prompts, one per class."""
-        sentences, templates = len(self.words_SLP), len(self.words_SLP) // self.classes
+    def forward(self, prompt_CKP: Tensor, classes: slice = slice(None)) -> Tensor:
+        """Return the classes' vectors [C, ``state_width``] behind these prompts, one per class.
+
+        classes: those whose prompts these are.
+        """
+        templates = len(self.words_SLP) // self.classes
+        words_SLP, mask_SL = (
+            t.view(self.classes, templates, *t.shape[1:])[classes].flatten(0, 1) for t in (self.words_SLP, self.mask_SL)
+        )
+        sentences = len(words_SLP)
         prompt_SKP = prompt_CKP.repeat_interleave(templates, 0)
         batch = {
-            "inputs_embeds": torch.cat([self.words_SLP[:, :1], prompt_SKP, self.words_SLP[:, 1:]], 1),
-            "attention_mask": torch.cat([self.mask_SL.new_ones(sentences, self.length), self.mask_SL], 1),
+            "inputs_embeds": torch.cat([words_SLP[:, :1], prompt_SKP, words_SLP[:, 1:]], 1),
+            "attention_mask": torch.cat([mask_SL.new_ones(sentences, self.length), mask_SL], 1),
         }
         vector_SP = pooled(self.net, batch, self.pooling)
         if self.normalize:
             vector_SP = F.normalize(vector_SP, dim=1)
-        return vector_SP.view(self.classes, templates, -1).mean(1)
+        return vector_SP.view(len(prompt_CKP), templates, -1).mean(1)

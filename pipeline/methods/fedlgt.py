@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from anchorfl.models.heads import in_pieces
 from anchorfl.pipeline.algorithm.contract import (
     Averaging,
     AveragingTrainer,
@@ -38,7 +39,7 @@ class GuidedTrainer(AveragingTrainer):
         self.most = method.most_shown(ctx.data.y_NC.shape[1])
         z_ND, head = ctx.infer(self.model, ctx.data), self.model.head.eval()  # as the encoder there, without dropout
         with torch.no_grad():
-            probability_NC = head(z_ND).sigmoid()
+            probability_NC = in_pieces(head, z_ND).sigmoid()
         head.train()
         self.unsure_NC = (probability_NC - 0.5).abs() <= method.margin
 

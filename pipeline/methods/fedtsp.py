@@ -125,8 +125,8 @@ class FedTSP(Method[TSPState, TSPUpdate]):
         assert ctx.texts is not None  # HeadSpec.prompt_length asks for them
         zeros_CD = torch.zeros_like(ctx.model.get_parameter("head.weight"))
         classes, width = zeros_CD.shape
-        own_width = ctx.texts.width
-        prompt_CKP = 0.02 * torch.randn(classes, self.prompt_length, own_width, generator=ctx.rng)
+        own_width = ctx.texts.state_width
+        prompt_CKP = 0.02 * torch.randn(classes, self.prompt_length, ctx.texts.width, generator=ctx.rng)
         map_PD = torch.zeros(0)
         if own_width != width:  # of orthonormal rows or columns, which keep angles as far as they can
             map_PD = torch.nn.init.orthogonal_(torch.empty(own_width, width), generator=ctx.rng)
@@ -169,8 +169,16 @@ class FedTSP(Method[TSPState, TSPUpdate]):
         row_HD = F.normalize(state.rows_CD.to(device)[class_H], dim=-1)
         for _ in range(self.prompt_steps if len(class_H) else 0):
             optimizer.zero_grad()
-            text_CD = F.normalize(prototypes(texts, prompt_CKP, map_PD), dim=-1)
-            F.cross_entropy(log_scale.exp() * row_HD @ text_CD.T, class_H).backward()  # type: ignore[no-untyped-call]
+            whole = len(texts.blocks) == 1
+            with torch.set_grad_enabled(whole):  # else the gradient goes on from there block by block
+                text_CD = prototypes(texts, prompt_CKP, map_PD)
+            text_CD.requires_grad_()
+            logits_HC = log_scale.exp() * row_HD @ F.normalize(text_CD, dim=-1).T
+            F.cross_entropy(logits_HC, class_H).backward()  # type: ignore[no-untyped-call]
+            for block in () if whole else texts.blocks:
+                assert text_CD.grad is not None  # it is among the leaves
+                part_CD = _of_block(texts, prompt_CKP, map_PD, block)
+                part_CD.backward(text_CD.grad[block])  # type: ignore[no-untyped-call]
             optimizer.step()
         with torch.no_grad():
             text_CD = prototypes(texts, prompt_CKP, map_PD).cpu()
@@ -180,5 +188,9 @@ class FedTSP(Method[TSPState, TSPUpdate]):
 
 def prototypes(texts: PromptedTexts, prompt_CKP: Tensor, map_PD: Tensor) -> Tensor:
     """Return the text prototypes [C, D] behind these prompts."""
-    vector_CP: Tensor = texts(prompt_CKP.to(texts.words_SLP.device))
+    return torch.cat([_of_block(texts, prompt_CKP, map_PD, block) for block in texts.blocks])
+
+
+def _of_block(texts: PromptedTexts, prompt_CKP: Tensor, map_PD: Tensor, block: slice) -> Tensor:
+    vector_CP: Tensor = texts(prompt_CKP[block].to(texts.words_SLP.device), block)
     return vector_CP @ map_PD.to(vector_CP) if map_PD.numel() else vector_CP

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import psutil
+import torch
 
 from anchorfl.models.build import encoder_bytes
 from anchorfl.models.classifier import Classifier
@@ -116,6 +117,12 @@ def _check_network(run_spec: RunSpec, model: Classifier) -> None:
         raise ValueError(
             f"{where}: federation.dp_noise and secure_aggregation are not for whole numbers such as BatchNorm's"
             f" counters ({counters[0]}): choose another network"
+        )
+    odd = [name for name, v in model.state_dict().items() if v.is_floating_point() and v.dtype != torch.float32]
+    if odd and federation.secure_aggregation:
+        raise ValueError(
+            f"{where}: federation.secure_aggregation is for numbers of 32 bits, and {odd[0]} is"
+            f" {str(model.state_dict()[odd[0]].dtype).removeprefix('torch.')}: make it float32"
         )
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = [name for name, value in model.state_dict().items() if name not in parameters]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from anchorfl.models.classifier import Classifier
+from anchorfl.models.heads import in_pieces
+from anchorfl.models.label_encoder import encoded_once
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.arrays.arrow import Bools
@@ -33,7 +35,7 @@ def logits_of(model: Classifier, data: ClientData) -> Tensor:
     z_ND = infer(model, data)
     was_training = model.training
     model.eval()
-    logits_NC: Tensor = model.head(z_ND)
+    logits_NC = in_pieces(model.head, z_ND)
     model.train(was_training)
     return logits_NC
 
@@ -109,7 +111,8 @@ class RankedSplits:
 
     def of_rows(self, model: Classifier, rows: SparseRows) -> Scores:
         """Score the same on any rows."""
-        return self._scores(rows, lambda data: ranking_scores(self.objective, logits_of(model, data)).cpu().numpy())
+        with encoded_once(model.head):
+            return self._scores(rows, lambda data: ranking_scores(self.objective, logits_of(model, data)).cpu().numpy())
 
     def of_most_frequent(self, name: Split) -> Scores:
         """Score one ranking for all rows: the classes by their rows in training, of equal ones the first.

@@ -33,6 +33,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.label_encoder import LanguageHead
 from anchorfl.models.stacked import StackedMasks, stack
 from anchorfl.pipeline.algorithm.contract import ClientTrainer, Tensors
+from anchorfl.pipeline.algorithm.optimizers import SGD, Adam
 from anchorfl.pipeline.algorithm.parameters import set_training, state_of_module
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.training.local_training import FitResult, Fitting, TrainingSpec, batches, end_fit
@@ -43,6 +44,10 @@ Own = dict[str, Any]
 """Attributes that clients' trainers do not share, by name: [K, ...], or a dict of such tensors."""
 NOT_OWN = frozenset(("ctx", "model", "optimizers", "parameters", "steps"))
 """Attributes of a trainer that are not the method's."""
+
+
+OTHER_STEPS = "nesterov", "dampening", "amsgrad", "maximize", "decoupled_weight_decay"
+"""Options of torch's Adam and SGD that make steps other than those of ``StackedOptimizer``."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,13 @@ def check_trainer(trainer: ClientTrainer[Any, Any]) -> None:
             f"federation.stack: {kind.__name__} has steps of its own that are not the same program of tensors for all"
             " clients (replayable, in pipeline/algorithm/contract.py): set it to 1"
         )
+    for optimizer in trainer.optimizers.values():
+        (group, *others), of = optimizer.param_groups, type(optimizer)
+        if others or of not in (Adam, SGD, torch.optim.Adam, torch.optim.SGD) or any(map(group.get, OTHER_STEPS)):
+            raise InputError(
+                f"federation.stack: {kind.__name__} has an optimizer ({of.__name__}) that is not torch's Adam or SGD"
+                f" with one group of parameters and without {', '.join(OTHER_STEPS)}: set it to 1"
+            )
 
 
 def groups_of(members: Sequence[Member], size: int) -> Iterator[list[Member]]:
@@ -142,6 +154,11 @@ class Stack:
         """Clients that take the next step: the first of the stack."""
         self.losses = [0.0] * len(members)
         self.seconds = 0.0
+        with torch.no_grad():
+            without = {trainer.penalty() is None for trainer in self.trainers}
+        if len(without) > 1:
+            raise InputError("federation.stack: some of the clients have a penalty, and others none: set it to 1")
+        self.penalized = False in without
 
         alone = dict.fromkeys(("card", "data", "memory", "client_message"), _OTHERS)
         ctx = replace(first.ctx, model=self.model, **alone)
@@ -235,10 +252,14 @@ class Stack:
     def _join_rows(self) -> None:
         counts = [len(rows) for rows in self.rows]
         self.offset_K = torch.tensor([0, *counts[:-1]]).cumsum(0)
-        self.x_N, self.y_NC, self.known_NC, self.weight_NC = (
-            torch.cat([getattr(rows, name) for rows in self.rows]) for name in ("x", "y_NC", "known_NC", "weight_NC")
+        self.y_NC, self.known_NC, self.weight_NC = (
+            torch.cat([getattr(rows, name) for rows in self.rows]) for name in ("y_NC", "known_NC", "weight_NC")
         )
         lengths = [rows.length_N for rows in self.rows]
+        x = [rows.x for rows in self.rows]
+        if lengths[0] is not None:  # a client's rows are as long as its own longest one
+            x = [_padded(part, max(part.shape[1] for part in x), dim=1) for part in x]
+        self.x_N = torch.cat(x)
         self.length_N = None if any(n is None for n in lengths) else torch.cat([n for n in lengths if n is not None])
         self.active_N = [trainer.active(rows).cpu() for trainer, rows in zip(self.trainers, self.rows, strict=True)]
 
@@ -300,7 +321,7 @@ class Stack:
             masks.generators = [member.fitting.mask_rng for member in self.members[part.first : part.last]]
             masks.rows, masks.lengths = part.rows, part.lengths
             self._add_loss(total_K, part.first, part.last, part.batch)
-        if type(outer).penalty is not ClientTrainer.penalty:
+        if self.penalized:
             self._add_loss(total_K, 0, self.active, None)
         for p in outer.parameters:
             if p.grad is None:  # Adam moves, too, where a mini-batch has no labeled row
@@ -343,7 +364,7 @@ class _Call(nn.Module):
 
     def forward(self, batch: tuple[Any, ...] | None) -> Tensor:
         loss = self.trainer.loss(Batch(*batch)) if batch is not None else self.trainer.penalty()
-        assert loss is not None  # ``penalty`` is asked for where the method has one
+        assert loss is not None  # ``penalty`` is asked for where there is one
         return loss
 
     def loss(self, weights: Tensors, own: Own, batch: tuple[Tensor, ...] | None = None) -> Tensor:
@@ -359,6 +380,8 @@ class StackedOptimizer:
     def __init__(self, each: Sequence[torch.optim.Optimizer], leaves: Mapping[int, Tensor], owner: Stack) -> None:
         """leaves: stacked parameters by the ``id`` of the first client's."""
         (group,) = each[0].param_groups
+        if any(_numbers(optimizer) != _numbers(each[0]) for optimizer in each):
+            raise InputError("federation.stack: the clients' optimizers have other rates: set it to 1")
         self.owner = owner
         self.lr, self.weight_decay = group["lr"], group["weight_decay"]
         self.betas, self.eps, self.momentum = group.get("betas"), group.get("eps", 0.0), group.get("momentum", 0.0)
@@ -417,6 +440,11 @@ class StackedOptimizer:
             optimizer.state[p] = state
 
 
+def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the options of an optimizer of one group."""
+    return {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+
+
 class _Others:
     """What one client has and a stack has not."""
 
@@ -425,6 +453,14 @@ class _Others:
             f"federation.stack: the method's loss reads {name!r} of a client's data, card, memory or message: let its"
             " trainer take what it needs when it is made, or set federation.stack to 1"
         )
+
+    __getitem__ = __contains__ = __getattr__
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self["its items"])
+
+    def __len__(self) -> int:
+        return len(self["its length"])
 
 
 _OTHERS: Any = _Others()
@@ -475,9 +511,11 @@ def _joined(values: Sequence[Any], name: str) -> Any:
     )
 
 
-def _padded(value: Tensor, most: int) -> Tensor:
-    """Return a tensor with zeros behind, up to the length ``most``."""
-    return value if len(value) == most else torch.cat([value, value.new_zeros(most - len(value), *value.shape[1:])])
+def _padded(value: Tensor, most: int, dim: int = 0) -> Tensor:
+    """Return a tensor with zeros behind, up to the length ``most`` of an axis."""
+    shape = list(value.shape)
+    shape[dim] = most - shape[dim]
+    return torch.cat([value, value.new_zeros(shape)], dim) if shape[dim] else value
 
 
 def _cut(value: Any, first: int, last: int, whole: bool) -> Any:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from anchorfl.models import prompted_texts
 from anchorfl.models.errors import NamesError
 from anchorfl.models.label_encoder import LabelEncoderSpec
 from anchorfl.models.prompted_texts import PromptedTexts
@@ -62,6 +63,16 @@ def test_vectors_and_gradients_are_those_of_sentences_one_by_one(bert, pooling, 
         (whole_CP * target_CP).sum().backward()
         torch.testing.assert_close(mine.grad, plain.grad, rtol=1e-3, atol=1e-5)
         assert mine.grad.abs().max() > 1e-4
+
+
+def test_classes_may_be_read_a_few_at_a_time(bert, monkeypatch):
+    texts = PromptedTexts(LabelEncoderSpec(str(bert), WORDS_C, PROMPTS, "mean", True, 0), 2)
+    assert texts.blocks == [slice(0, 64 * 3 // 9)]
+    monkeypatch.setattr(prompted_texts, "SENTENCES_AT_ONCE", 7)
+    assert texts.blocks == [slice(0, 2), slice(2, 4)]
+    prompt_CKP = torch.randn(3, 2, texts.width, generator=torch.Generator().manual_seed(3))
+    parts = torch.cat([texts(prompt_CKP[block], block) for block in texts.blocks])
+    torch.testing.assert_close(parts, texts(prompt_CKP))
 
 
 def test_a_prompt_is_of_its_own_class(bert):

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from anchorfl.models import heads
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.encoders.transformer import SelfAttentionLayer
-from anchorfl.models.heads import GuidedHead
+from anchorfl.models.heads import GuidedHead, in_pieces
 from anchorfl.pipeline.algorithm.contract import Averaging, HeadSpec
 from anchorfl.pipeline.methods.fedlgt import FedLGT
 from tests.pipeline import compared
@@ -79,6 +80,19 @@ def test_the_head_equals_numpy():
         want = logits(arrays(model.state_dict()), data.x.numpy(), state_NC.numpy())
         assert np.abs(model.head(model.encoder(data.x), state_NC).detach().numpy() - want).max() < 1e-12
     assert torch.equal(model(data.x), model.head(model.encoder(data.x), torch.zeros(N, C)))
+
+
+def test_rows_go_through_the_head_in_pieces_where_all_have_no_room(monkeypatch):
+    model, (_, data) = guided().eval(), compared.rows_of("multi")
+    z_ND = model.encoder(data.x)
+    whole = in_pieces(model.head, z_ND)
+    assert torch.equal(whole, model.head(z_ND))
+    assert in_pieces(model.head, z_ND[:0]).shape == (0, C)
+    monkeypatch.setattr(heads, "VALUES_AT_ONCE", 5 * model.head.values_of_row)
+    called = []
+    model.head.register_forward_hook(lambda head, given, out: called.append(len(out)))
+    torch.testing.assert_close(in_pieces(model.head, z_ND), whole)
+    assert called == [5, 5, 2]
 
 
 def test_loss_and_gradient_equal_numpy(monkeypatch):

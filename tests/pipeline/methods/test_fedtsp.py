@@ -31,7 +31,7 @@ from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, C, D, arrays, assert_close, base_loss, elsewhere, encode, logits, slope
 from tests.pipeline.methods.test_fedproto import client_of
 from tests.runs import quiet
-from tests.tiny_bert import saved_bert
+from tests.tiny_bert import saved_bert, transformers_or_skip
 
 K, P = 2, 5
 WHOLE = replace(compared.WHOLE, state="reset")
@@ -40,12 +40,13 @@ WHOLE = replace(compared.WHOLE, state="reset")
 class Texts:
     """A text encoder that NumPy computes: tanh of a prompt's sum and the class's own vector."""
 
-    width, length = P, K
+    width, state_width, length = P, P, K
     words_SLP = torch.zeros(1)
+    blocks = (slice(0, C),)
     own_CP = torch.from_numpy(np.random.default_rng(8).normal(size=(C, P)))
 
-    def __call__(self, prompt_CKP):
-        return torch.tanh(prompt_CKP.sum(1) + self.own_CP)
+    def __call__(self, prompt_CKP, classes=slice(None)):
+        return torch.tanh(prompt_CKP.sum(1) + self.own_CP[classes])
 
 
 def prototypes(prompt_CKP, map_PD):
@@ -201,13 +202,44 @@ def test_without_prompts_the_text_prototypes_stay(experiment):
 def test_nothing_is_mapped_where_widths_are_the_same():
     """Then text prototypes are what the language model makes, as in the paper."""
     texts = Texts()
-    texts.width = D
+    texts.width = texts.state_width = D
     texts.own_CP = Texts.own_CP[:, :D]
     state = FedTSP(prompt_length=K).begin(replace(server([]), texts=texts))
     assert state.map_PD.numel() == 0
     assert torch.equal(state.text_CD, texts(state.prompt_CKP))
     map_PD = state_of([]).map_PD  # 5 to 3: of orthonormal columns
     assert torch.allclose(map_PD.T @ map_PD, torch.eye(D).double(), atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_block_by_block_the_steps_are_those_of_all_at_once(classes):
+    """So that a graph of thousands of sentences is never whole."""
+    state = replace(state_of([]), held_C=torch.tensor([True, False, True, True]))
+    state = replace(state, rows_CD=torch.from_numpy(np.random.default_rng(2).normal(size=(C, D))))
+    method, parted = FedTSP(prompt_length=K, prompt_steps=3, prompt_lr=0.5), Texts()
+    parted.blocks = tuple(slice(start, start + classes) for start in range(0, C, classes))
+    whole, by_blocks = (method.trained(state, texts) for texts in (Texts(), parted))
+    for name in ("text_CD", "log_scale", "prompt_CKP", "map_PD"):
+        got, want = getattr(by_blocks, name), getattr(whole, name)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+        assert not torch.equal(want, getattr(state, name))
+
+
+@pytest.mark.parametrize("kind", ["Electra", "Albert"])
+def test_models_whose_states_are_wider_than_their_words(experiment, tmp_path, kind):
+    transformers = transformers_or_skip()
+    saved_bert(tmp_path, words=["engine", "fruit", "music", "river"])
+    size = transformers.AutoConfig.from_pretrained(tmp_path).vocab_size
+    (tmp_path / "model.safetensors").unlink()
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=size, embedding_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=32,
+    )  # fmt: skip
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
+    names = {"encoder": str(tmp_path), "prompts": "a {name} | of {name} ."}
+    e = small_experiment(FedTSP(prompt_length=2, prompt_steps=1), class_embeddings=names)
+    server = SerialExecutor(make_run_spec(e, quiet)).server
+    assert (server.state.prompt_CKP.shape[2], server.state.map_PD.shape[0]) == (4, 8)
 
 
 def test_the_exact_tensors_on_the_wire():

@@ -81,6 +81,12 @@ def with_mean_that_stays(spec):
     return Shifted(spec, False)
 
 
+def with_doubles(spec):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(spec.shape[0] * spec.shape[1] * spec.shape[2], spec.width))
+    network.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+    return network
+
+
 class Pixels(nn.Module):
     """Images, with BatchNorm, whose counter is a whole number, and a buffer of whole numbers of its own."""
 
@@ -209,6 +215,16 @@ def test_noise_is_not_for_buffers_that_travel():
                 make_run_spec(e, quiet)
         else:
             make_run_spec(e, quiet)
+
+
+def test_masked_sums_are_of_numbers_of_32_bits():
+    """Round 1 ended, and said that an earlier round had broken the model."""
+    masked = {"secure_aggregation": True}
+    e = small_experiment("fedavg", "toy-multi", model={"network": f"{HERE}:with_doubles"}, federation=masked)
+    with pytest.raises(
+        InputError, match=r"is for numbers of 32 bits, and encoder\.net\.seen is float64: make it float32"
+    ):
+        make_run_spec(e, quiet)
 
 
 def test_a_weight_file_is_where_it_starts(tmp_path):

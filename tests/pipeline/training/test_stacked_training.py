@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import AveragingTrainer
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.methods.fedprox import ProxTrainer
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.errors import QuorumError
@@ -229,6 +231,62 @@ def test_a_loss_that_reads_one_clients_card_is_refused(experiment, monkeypatch):
     monkeypatch.setattr(AveragingTrainer, "loss", loss)
     with pytest.raises(InputError, match="'num_examples' of a client's data, card"):
         executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
+
+
+@pytest.mark.parametrize("item", [lambda m: m["x"], lambda m: "x" in m, len, list])
+def test_so_is_one_that_reads_its_memory(experiment, monkeypatch, item):
+    monkeypatch.setattr(AveragingTrainer, "loss", lambda self, batch: item(self.ctx.memory))
+    with pytest.raises(InputError, match="of a client's data, card, memory or message"):
+        executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
+
+
+def test_texts_of_unlike_lengths(experiment):
+    """A client's rows are padded to its own longest one; of four, all have one of the longest that there may be."""
+    e = experiment("fedavg", optimizer=SGD, federation={"stack": 3})
+    e = replace(e, task=replace(e.task, clients=20, classes_per_client=2))
+    alone = replace(e, federation=replace(e.federation, stack=1))
+    runner = ClientRunner(make_run_spec(e, quiet))
+    cohorts = [[3, 4, 5], [6, 7, 8]]
+    assert len({runner._client(client)[1].x.shape[1] for client in cohorts[1]}) > 1
+    one, other = (executed(each, cohorts)[0].snapshot() for each in (e, alone))
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.optim.AdamW,
+        torch.optim.RMSprop,
+        partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+        partial(torch.optim.Adam, amsgrad=True),
+        lambda p, lr: torch.optim.Adam([{"params": [one]} for one in p], lr=lr),
+    ],
+)
+def test_optimizers_with_steps_of_their_own_are_refused(experiment, monkeypatch, kind):
+    """Their steps were plain SGD's or Adam's in a stack."""
+    monkeypatch.setattr(AveragingTrainer, "make_optimizers", lambda t: {"all": kind(t.model.parameters(), lr=0.1)})
+    with pytest.raises(InputError, match=r"has an optimizer \(\w+\) that is not torch's Adam or SGD with one group"):
+        executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
+
+
+def test_optimizers_of_unlike_rates_are_refused(experiment, monkeypatch):
+    def make_optimizers(trainer):
+        return {"all": torch.optim.SGD(trainer.model.parameters(), lr=0.1 * (1 + trainer.ctx.card.client))}
+
+    monkeypatch.setattr(AveragingTrainer, "make_optimizers", make_optimizers)
+    with pytest.raises(InputError, match="the clients' optimizers have other rates"):
+        executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
+
+
+def test_a_penalty_may_be_none(experiment, monkeypatch):
+    e = experiment("fedprox", optimizer=SGD, federation={"stack": 3})
+    monkeypatch.setattr(ProxTrainer, "penalty", lambda self: None)
+    none = executed(e)[0].snapshot()
+    assert messages.checksum(none) == messages.checksum(executed(replace(e, method=METHODS["fedavg"]()))[0].snapshot())
+    monkeypatch.setattr(ProxTrainer, "penalty", lambda self: None if self.ctx.card.client else torch.zeros(()))
+    with pytest.raises(InputError, match="some of the clients have a penalty, and others none"):
+        executed(e)
 
 
 def test_attributes_that_some_clients_share_are_each_clients_own():
