@@ -211,11 +211,11 @@ VALUES_AT_ONCE = 2**28
 
 def in_pieces(head: nn.Module, z_ND: Tensor) -> Tensor:
     """Return the head's logits [N, C], of as many rows at a time as there is room for; mostly of all."""
-    if not isinstance(head, GuidedHead):
+    rows = max(1, VALUES_AT_ONCE // head.values_of_row) if isinstance(head, GuidedHead) else len(z_ND)
+    if rows >= len(z_ND):
         out: Tensor = head(z_ND)
         return out
-    rows = max(1, VALUES_AT_ONCE // head.values_of_row)
-    return torch.cat([head(z_ND[start : start + rows]) for start in range(0, max(1, len(z_ND)), rows)])
+    return torch.cat([head(z_ND[start : start + rows]) for start in range(0, len(z_ND), rows)])
 
 
 def unit(rows_ND: Tensor, parts: int = 1) -> Tensor:

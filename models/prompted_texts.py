@@ -71,15 +71,15 @@ class PromptedTexts(nn.Module):
         del mode
         return super().train(False)
 
-    def forward(self, prompt_CKP: Tensor, classes: slice = slice(None)) -> Tensor:
+    def forward(self, prompt_CKP: Tensor, classes: slice | None = None) -> Tensor:
         """Return the classes' vectors [C, ``state_width``] behind these prompts, one per class.
 
-        classes: those whose prompts these are.
+        classes: those whose prompts these are, one of ``blocks``; None: all.
         """
-        templates = len(self.words_SLP) // self.classes
-        words_SLP, mask_SL = (
-            t.view(self.classes, templates, *t.shape[1:])[classes].flatten(0, 1) for t in (self.words_SLP, self.mask_SL)
-        )
+        templates, words_SLP, mask_SL = len(self.words_SLP) // self.classes, self.words_SLP, self.mask_SL
+        if classes is not None:
+            mine = slice(classes.start * templates, classes.stop * templates)
+            words_SLP, mask_SL = words_SLP[mine], mask_SL[mine]
         sentences = len(words_SLP)
         prompt_SKP = prompt_CKP.repeat_interleave(templates, 0)
         batch = {

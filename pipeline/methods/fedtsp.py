@@ -170,14 +170,14 @@ class FedTSP(Method[TSPState, TSPUpdate]):
         for _ in range(self.prompt_steps if len(class_H) else 0):
             optimizer.zero_grad()
             whole = len(texts.blocks) == 1
-            with torch.set_grad_enabled(whole):  # else the gradient goes on from there block by block
+            with torch.set_grad_enabled(whole):
                 text_CD = prototypes(texts, prompt_CKP, map_PD)
-            text_CD.requires_grad_()
+            text_CD.requires_grad_()  # where it is a leaf, its gradient goes on block by block
             logits_HC = log_scale.exp() * row_HD @ F.normalize(text_CD, dim=-1).T
             F.cross_entropy(logits_HC, class_H).backward()  # type: ignore[no-untyped-call]
             for block in () if whole else texts.blocks:
                 assert text_CD.grad is not None  # it is among the leaves
-                part_CD = _of_block(texts, prompt_CKP, map_PD, block)
+                part_CD = _of_block(texts, prompt_CKP[block], map_PD, block)
                 part_CD.backward(text_CD.grad[block])  # type: ignore[no-untyped-call]
             optimizer.step()
         with torch.no_grad():
@@ -188,9 +188,11 @@ class FedTSP(Method[TSPState, TSPUpdate]):
 
 def prototypes(texts: PromptedTexts, prompt_CKP: Tensor, map_PD: Tensor) -> Tensor:
     """Return the text prototypes [C, D] behind these prompts."""
-    return torch.cat([_of_block(texts, prompt_CKP, map_PD, block) for block in texts.blocks])
+    if len(texts.blocks) == 1:
+        return _of_block(texts, prompt_CKP, map_PD)
+    return torch.cat([_of_block(texts, prompt_CKP[block], map_PD, block) for block in texts.blocks])
 
 
-def _of_block(texts: PromptedTexts, prompt_CKP: Tensor, map_PD: Tensor, block: slice) -> Tensor:
-    vector_CP: Tensor = texts(prompt_CKP[block].to(texts.words_SLP.device), block)
+def _of_block(texts: PromptedTexts, prompt_CKP: Tensor, map_PD: Tensor, block: slice | None = None) -> Tensor:
+    vector_CP: Tensor = texts(prompt_CKP.to(texts.words_SLP.device), block)
     return vector_CP @ map_PD.to(vector_CP) if map_PD.numel() else vector_CP

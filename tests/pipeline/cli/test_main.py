@@ -95,7 +95,7 @@ def test_own_preset_file_and_r8_texts(here, capsys, fails):
         assert main(["predict", "out", file]) == 0
         figures = f"macro F1 {100 * logged['f1_macro']:.2f}, accuracy {100 * logged['accuracy']:.2f}"
         assert figures in capsys.readouterr().err
-    fails(["run", "r8-8/fedalign", *arguments, *SMALL], "holds a run already: continue it with 'anchorfl resume out'")
+    fails(["run", "r8-8/fedalign", *arguments, *SMALL], "holds a run already: continue it with: anchorfl resume out")
     assert main(["resume", "out"]) == 0
 
 

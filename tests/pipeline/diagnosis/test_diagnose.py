@@ -224,7 +224,7 @@ def test_what_is_refused(run_of, tmp_path, capsys):
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "config.json").write_bytes((folder / "config.json").read_bytes())
-    fails([str(begun)], f"{begun} holds no completed round: go on with 'anchorfl resume {begun}'")
+    fails([str(begun)], f"{begun} holds no completed round: go on with: anchorfl resume {begun}")
     assert not list(folder.glob(".diagnosis"))
 
 

@@ -45,8 +45,8 @@ class Texts:
     blocks = (slice(0, C),)
     own_CP = torch.from_numpy(np.random.default_rng(8).normal(size=(C, P)))
 
-    def __call__(self, prompt_CKP, classes=slice(None)):
-        return torch.tanh(prompt_CKP.sum(1) + self.own_CP[classes])
+    def __call__(self, prompt_CKP, classes=None):
+        return torch.tanh(prompt_CKP.sum(1) + self.own_CP[classes or slice(None)])
 
 
 def prototypes(prompt_CKP, map_PD):
