@@ -300,7 +300,7 @@ def test_workers_that_are_killed_between_rounds_are_no_clients_fault(faulty, ope
     executor.round(1, ALL, nobody)
     for worker in workers_of(executor):
         worker.kill()
-    time.sleep(0.1)
+    assert all(worker.connection.poll(60) for worker in executor.workers.values()), "their ends are seen"
     outcome = executor.round(2, ALL, nobody)
     assert (outcome.failed, outcome.retried) == ((), ())
     assert messages.checksum(executor.snapshot()) == serial(run_spec, ALL, ALL)
