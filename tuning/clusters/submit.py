@@ -116,7 +116,7 @@ def entrypoint(what: str, rest: list[str], *, upload: bool) -> str:
     resumed = what == "resume" or (what == "sweep" and "--resume" in flags)
     joined = [] if resumed else [option, "auto"]
     if what == "data" and "--cluster.executor" not in flags:
-        joined += ["--cluster.executor", "ray"]  # it prepares in its own process unless it is told so
+        joined += ["--cluster.executor", "ray"]  # its own default is serial
     words = [shlex.quote(word) for word in [what, *rest, *joined]]
     if not upload:
         return " ".join(["anchorfl", *words])
