@@ -187,7 +187,7 @@ KEPT = {
     ),
     "pbc-5-epochs": Kept(
         ("pbc-epochs",),
-        "fedbm --data pbc-0.05 --rows fedavg,fedbm,fedbm-no-lkcc,fedbm-no-language,fedbm-no-cgde --seeds 0"
+        "fedbm --data pbc-0.05 --rows fedavg,fedbm,fedbm-no-lkcc,fedbm-no-cgde --seeds 0,1,2"
         " --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 5 --federation.rounds 40"
         f" {SMALL}",
     ),
