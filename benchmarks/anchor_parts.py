@@ -11,6 +11,7 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.contract import ClientContext, HeadSpec, Parts, ServerContext, Supports, Tensors
 from anchorfl.pipeline.algorithm.control_variates import ControlledTrainer
 from anchorfl.pipeline.algorithm.exact_sums import Means
+from anchorfl.pipeline.algorithm.expected_labels import identified_rows
 from anchorfl.pipeline.algorithm.label_collection import LabelMessage
 from anchorfl.pipeline.algorithm.pseudo_labels import anchor_scores, pseudo_annotate
 from anchorfl.pipeline.algorithm.spreadout import gradient, nearest_rows, slope
@@ -208,10 +209,7 @@ class ByShare(Anchor):
     name = "anchor-by-share"
 
     def begin(self, ctx: ServerContext) -> SharesState:
-        rows_C, count_C = (torch.zeros(len(ctx.cards[0].count_C), dtype=torch.float64) for _ in range(2))
-        for card in ctx.cards:
-            rows_C += card.identified_C * card.num_examples
-            count_C += card.identified_C * card.count_C
+        count_C, rows_C = identified_rows(ctx.cards)
         return SharesState(**vars(super().begin(ctx)), share_C=count_C / rows_C.clamp(min=1))
 
     def trainer(self, ctx: ClientContext[AnchorState]) -> ByShareTrainer:

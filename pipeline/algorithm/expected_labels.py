@@ -20,13 +20,19 @@ def missing_share(cards: Sequence[Card]) -> Tensor:
     A class's share is taken to be that among the rows of the clients that identify it. What these shares leave, where
     it is more than twice an upper bound of its standard error, is of rows whose labels are missing.
     """
+    count_C, rows_C = identified_rows(cards)
+    share_C = count_C / rows_C.clamp(min=1)
+    left, error = (1 - share_C.sum()).clamp(min=0), (share_C * (1 - share_C) / rows_C.clamp(min=1)).sum().sqrt()
+    return left * ((left > 2 * error) & (rows_C > 0).all())
+
+
+def identified_rows(cards: Sequence[Card]) -> tuple[Tensor, Tensor]:
+    """Return each class's rows with its label, and all rows, of the clients that identify it; [C] each, float64."""
     count_C, rows_C = (torch.zeros(len(cards[0].count_C), dtype=torch.float64) for _ in range(2))
     for card in cards:
         rows_C += card.identified_C * card.num_examples
         count_C += card.identified_C * card.count_C
-    share_C = count_C / rows_C.clamp(min=1)
-    left, error = (1 - share_C.sum()).clamp(min=0), (share_C * (1 - share_C) / rows_C.clamp(min=1)).sum().sqrt()
-    return left * ((left > 2 * error) & (rows_C > 0).all())
+    return count_C, rows_C
 
 
 def expectation(logits_NC: Tensor, data: ClientData, odds_C: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:

@@ -181,7 +181,7 @@ def check_searched(plan: SweepPlan) -> None:
         every.append(experiment)
         for name, option in plan.names.items():
             for value in plan.space[name].grid() if name != PRESET else ():
-                with suppress(InputError, ValueError):  # a point that the options refuse is left out
+                with suppress(ValueError):  # a point that the options refuse is left out
                     every.append(with_options(experiment, {option: value}))
     for name, option in plan.names.items():
         idle = [idle_options(experiment).get(option, "") for experiment in every]
