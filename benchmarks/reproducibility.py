@@ -16,6 +16,7 @@ from tuning/published.csv, ours from benchmarks/results/*.tar.xz.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 import statistics
@@ -454,9 +455,10 @@ def compared(records: Records, name: str, own: str = "", rows: str = "", metrics
 
 
 def difference_of(one: object) -> tuple[str, str, str]:
-    """Return a comparison's difference in points, its p, and p after Holm's correction."""
+    """Return a comparison's difference in points, its p, and p after Holm's correction; - for what it lacks."""
     difference, p, holm = (getattr(one, name) for name in ("difference", "p", "holm"))
-    return f"{round(100 * difference, 2) + 0.0:+.2f}", *("-" if v is None else f"{v:.2g}" for v in (p, holm))
+    points = "-" if math.isnan(difference) else f"{round(100 * difference, 2) + 0.0:+.2f}"
+    return points, *("-" if v is None else f"{v:.2g}" for v in (p, holm))
 
 
 def vary(records: Records, name: str) -> str:

@@ -160,6 +160,8 @@ class FrameHead(nn.Module):
 
     def __init__(self, classes: int, width: int, scale: float) -> None:
         super().__init__()
+        if classes < 2:
+            raise ValueError(f"a frame of {classes} class: it needs two at least; take another method")
         self.project = nn.Linear(width, classes)
         self.scale = nn.Parameter(torch.tensor(scale))
         frame_CC = (torch.eye(classes) - 1 / classes) * (classes / (classes - 1)) ** 0.5

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ def read(file: Path, digest: str) -> tuple[npt.NDArray[np.float32], str]:
     reason = "wrong checksum, or made for other input"
     try:
         with ZipFile(file) as archive:  # all checksums first: numpy parses a member before it has seen its end
+            _check_claims(archive)
             intact = archive.testzip() is None
         with np.load(file, allow_pickle=False) as data:
             if intact and str(data["digest"]) == digest:
@@ -56,6 +58,19 @@ def read(file: Path, digest: str) -> tuple[npt.NDArray[np.float32], str]:
     except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile, zlib.error, struct.error) as error:
         reason = str(error)
     raise UnusableError(reason)
+
+
+def _check_claims(archive: ZipFile) -> None:
+    """Raise ValueError where an array is not as ``save`` writes it, or its header claims more than there is: both would
+    take memory before anything is found wrong.
+    """
+    for info in archive.infolist():
+        with archive.open(info) as member:
+            if np.lib.format.read_magic(member) != (1, 0) or info.compress_type != ZIP_STORED:
+                raise ValueError(f"{info.filename} is packed, or of another version")
+            shape, _, kind = np.lib.format.read_array_header_1_0(member)
+        if math.prod(shape) * kind.itemsize > info.file_size:
+            raise ValueError(f"{info.filename} claims the shape {shape}, and has {info.file_size} bytes")
 
 
 def save(

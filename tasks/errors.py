@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 from collections.abc import Iterable
 
@@ -58,6 +60,16 @@ def first_line(error: BaseException, if_empty: str = "") -> str:
     """
     line = (str(error).strip().splitlines() or [if_empty])[0]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+FULL = errno.ENOSPC, errno.EDQUOT
+"""Errors of a disk that has no room, or no room for this user."""
+
+
+def place_line(error: OSError) -> str:
+    """Return one line about a file or folder that cannot be used."""
+    where = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else str(error.filename)
+    return f"{os.path.abspath(where)}: {error.strerror}; name a place that is there, and that you may read and write"
 
 
 MAX_WORD_CHARS = 200

@@ -174,7 +174,8 @@ class ClientTrainer(ABC, Generic[S, U]):
     replayable: bool = False
     """True where a step is the same program of tensors at every call in a phase, so that a GPU can record and repeat
     it, and several clients' steps can be one (``federation.stack``): it draws nothing from a generator of the CPU,
-    counts nothing in Python, waits for no number, and rows of weight 0 add nothing to its loss. It is not inherited."""
+    counts nothing in Python, waits for no number, and rows of weight 0 add nothing to its loss, which looks up what
+    the trainer keeps of its rows by ``index_B`` alone (a stack pads it, with NaN). It is not inherited."""
     phase: Hashable = ""
     """What steps do now, where they do not do the same in all epochs."""
     steps: int = 0
@@ -456,6 +457,13 @@ class Method(ABC, Generic[S, U]):
         return state, 1
 
 
+_FEDAVGS = (
+    "begin", "broadcast", "client_message", "contribution", "client_weights", "client_weight", "total_weight",
+    "aggregate", "merge",
+)  # fmt: skip
+"""What noise on a mean of equal weights takes for granted of a method."""
+
+
 class AveragingTrainer(ClientTrainer[ServerState, Update]):
     """A client half that sends its weights; all else is the default."""
 
@@ -474,9 +482,9 @@ class Averaging(Method[ServerState, Update]):
 
     @property
     def sends_weights_alone(self) -> bool:
-        """True where the sums and the server's step are FedAvg's."""
-        own = type(self).aggregate, type(self).contribution, type(self).merge
-        return own == (Method.aggregate, Averaging.contribution, Averaging.merge) and not self.sends_initial_message
+        """True where sums, weights in them, the server's step and what it sends are FedAvg's."""
+        own = all(getattr(type(self), verb) is getattr(Averaging, verb) for verb in _FEDAVGS)
+        return own and not self.sends_initial_message
 
     def begin(self, ctx: ServerContext) -> ServerState:
         return ServerState(weights_of(ctx.model))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import errno
 import os
 import sys
 import threading
@@ -19,7 +18,7 @@ from anchorfl.pipeline.cli.resumable import command_of
 from anchorfl.pipeline.cluster import signals
 from anchorfl.pipeline.terminal import erase_line, say_error
 from anchorfl.pipeline.training.errors import LostError, QuorumError
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import FULL, InputError, place_line
 
 Command = Callable[[argparse.Namespace], int]
 RawCommands = Mapping[str, Callable[[list[str]], int]]
@@ -27,8 +26,6 @@ RawCommands = Mapping[str, Callable[[list[str]], int]]
 Add = Callable[[str, Command | None, str], argparse.ArgumentParser]
 """Adds a command (name, function, one line about it); None: it has commands of its own."""
 EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT, EXIT_PIPE, EXIT_TERMINATED = 2, 3, 130, 141, 143
-FULL = errno.ENOSPC, errno.EDQUOT
-"""Errors of a disk that has no room, or no room for this user."""
 RAW_COMMANDS: RawCommands = {"run": commands.run, "data": commands.data, "export": export.export}
 """Commands that take presets and overrides, or have commands of their own."""
 
@@ -61,7 +58,7 @@ def run_main(arguments: list[str], raw: RawCommands = RAW_COMMANDS, more: Callab
             return EXIT_QUORUM
         if error.filename is None:  # a pipe or a connection, which is for others to say
             raise
-        say_error(f"anchorfl: {InputError(_place(error))}")
+        say_error(f"anchorfl: {InputError(place_line(error))}")
         return EXIT_INPUT
     except KeyboardInterrupt as stop:
         erase_line(sys.stderr)  # there stands ^C
@@ -73,12 +70,6 @@ def _kept(error: BaseException) -> str:
     """Return what is left of a run that an error ended, and the command that goes on with it."""
     command = command_of(error)
     return f"; the last completed round is kept, go on with: {command}" if command else ""
-
-
-def _place(error: OSError) -> str:
-    """Return one line about a file or folder that cannot be used."""
-    where = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else str(error.filename)
-    return f"{os.path.abspath(where)}: {error.strerror}; name a place that is there, and that you may read and write"
 
 
 def _full(error: OSError) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from anchorfl.models.heads import in_pieces
 from anchorfl.pipeline.algorithm.seeds import numpy_rng
 from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.clients import MOST
@@ -124,7 +125,8 @@ def _terms(analysis: Analysis, round_: int, ids: Sequence[Ints], truth: Truth | 
         server.model.load_state_dict(weights)
         server.model.eval()  # heads have dropout, too
         with torch.no_grad():
-            decided_NC = server.objective.predict(server.model.head(torch.from_numpy(z_ND).float())).numpy() == 1
+            logits_NC = in_pieces(server.model.head, torch.from_numpy(z_ND).float())
+            decided_NC = server.objective.predict(logits_NC).numpy() == 1
         risks.append(_risk(decided_NC, given, single=server.objective.kind == "single"))
     lambda_M = [float("nan")] * len(cards) if truth is None else _lambda_bounds(analysis, z_MND, ids, truth, cap)
     out = []

@@ -103,7 +103,8 @@ def measure_server(run_spec: RunSpec, client: int, update: messages.Packed) -> S
     server.state, round_ = experiment.method.peak_state(server.state, experiment.federation.rounds)
     baseline, began = resident(), time.perf_counter()
     federation = experiment.federation
-    answers = 2 * federation.krum_num_malicious + 3 if federation.aggregation == "krum" else 1
+    faulty, selected = federation.krum_num_malicious, federation.krum_num_selected
+    answers = max(2 * faulty + 3, selected + faulty + 2) if federation.aggregation == "krum" else 1
     clients = [client, *(c for c in range(answers) if c != client)][:answers]
     for each in clients:
         server.collect(round_, each, messages.unpack(update))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ def _texts(samples: Any, saved: SavedModel) -> list[str]:
         if not name:
             raise InputError(f"the input has the columns {', '.join(map(str, samples.columns))}; name one {names[0]!r}")
         samples = samples[name]
+    if isinstance(samples, str) or not isinstance(samples, Iterable):
+        raise InputError(f"the input is {samples!r}; give a list of texts")
     texts = list(samples)
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str) or not text.strip():

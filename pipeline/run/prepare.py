@@ -61,7 +61,7 @@ def check_options(experiment: Experiment, data: Prepared) -> None:
         raise InputError("task.partition = 'one_class' needs two classes: with one there is one client, and no other")
     _check_heads(experiment, data)
     _check_privacy(experiment)
-    _check_secure(experiment)
+    _check_secure(experiment, data)
     _check_aggregation(experiment)
     if experiment.federation.steps and (phases := experiment.method.phases):
         raise InputError(
@@ -210,7 +210,7 @@ def _check_privacy(experiment: Experiment) -> None:
         raise InputError(f"{option} does not cover the statistics of BatchNorm: set model.norm to 'group'")
 
 
-def _check_secure(experiment: Experiment) -> None:
+def _check_secure(experiment: Experiment, data: Prepared) -> None:
     """Raise InputError where the server would need more of a client than its part of a sum."""
     federation, method = experiment.federation, experiment.method
     if not federation.secure_aggregation:
@@ -223,6 +223,14 @@ def _check_secure(experiment: Experiment) -> None:
         raise InputError(f"{option}: the counters of BatchNorm have no sum: set model.norm to 'group'")
     if experiment.selected_clients < 2:
         raise InputError(f"{option}: the sum of one client is that client's: raise federation.clients_per_round")
+    rows_I = torch.tensor(data.manifest.examples)
+    weight_I = method.client_weights(rows_I)
+    for rows, weight in zip(rows_I.tolist(), weight_I.tolist(), strict=True):
+        if weight != round(weight):
+            raise InputError(
+                f"{option}: by method.client_weights a client of {rows} rows counts {weight:.6g}, and sums under masks"
+                " are of whole numbers: round it, or leave that option out"
+            )
 
 
 def prepare_data(experiment: Experiment, log: Log) -> Prepared:

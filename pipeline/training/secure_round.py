@@ -111,10 +111,12 @@ class Masking:
         largest = {name: float(weight_I) for name, weight_I in self.method.largest_weights(rows_I).items()}
         fits = norm_of(update.weights) <= secure.grid.largest_norm
         if not fits or not ExactSums().fits(contribution, secure.grid, largest):
-            raise UpdateError(
-                "its values are too large to be summed under masks"
-                f" ({beyond(contribution, secure.grid) or 'its norm is out of scale'}; federation.secure_aggregation)"
-            )
+            large = beyond(contribution, secure.grid) or ("" if fits else "its norm is out of scale")
+            what = f"values are too large to be summed under masks ({large}" if large else (
+                "contribution cannot be summed under masks (a term's weight is no whole number, or more than"
+                " largest_weights says, or a tensor is not float32"
+            )  # fmt: skip
+            raise UpdateError(f"its {what}; federation.secure_aggregation)")
         steps = steps_of(contribution, secure.grid)
         participant = Participant(card.client, round_, self.secret)
         values_P = participant.masked(secure.keys, _joined(steps))

@@ -17,6 +17,7 @@ Shape suffixes: K clients of the stack, by falling number of rows, B rows of a m
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -245,7 +246,10 @@ class Stack:
         for k, trainer in enumerate(self.trainers):
             self._hand_back(k)
             self.rows[k] = trainer.data()
+        before = self.own
         self._join_attributes()
+        self.own = {name: _with_leaves(value, before.get(name)) for name, value in self.own.items()}
+        vars(self.outer).update(self.own)
 
     # ---- Mini-batches.
 
@@ -492,7 +496,9 @@ def _joined(values: Sequence[Any], name: str) -> Any:
         return nn.Parameter(torch.stack([value.detach() for value in values]), first.requires_grad)
     if isinstance(first, Tensor):
         most = max((len(value) for value in values), default=0) if first.dim() else 0
-        return torch.stack([_padded(value, most) if first.dim() else value for value in values])
+        # rows are looked up by ``index_B`` alone; a loss made of all of them is to be no number, not a wrong one
+        rest = math.nan if first.is_floating_point() else 0
+        return torch.stack([_padded(value, most, rest=rest) if first.dim() else value for value in values])
     if isinstance(first, dict):
         joined = {key: _joined([value[key] for value in values], f"{name}.{key}") for key in first}
         if all(value is None for value in joined.values()):
@@ -511,11 +517,18 @@ def _joined(values: Sequence[Any], name: str) -> Any:
     )
 
 
-def _padded(value: Tensor, most: int, dim: int = 0) -> Tensor:
-    """Return a tensor with zeros behind, up to the length ``most`` of an axis."""
+def _with_leaves(value: Any, before: Any) -> Any:
+    """Return joined values, but the parameters that were there before, which the optimizers move."""
+    if isinstance(before, dict):
+        return {key: _with_leaves(part, before.get(key)) for key, part in value.items()}
+    return before if isinstance(before, nn.Parameter) else value
+
+
+def _padded(value: Tensor, most: int, dim: int = 0, rest: float = 0) -> Tensor:
+    """Return a tensor with ``rest`` behind, up to the length ``most`` of an axis."""
     shape = list(value.shape)
     shape[dim] = most - shape[dim]
-    return torch.cat([value, value.new_zeros(shape)], dim) if shape[dim] else value
+    return torch.cat([value, value.new_full(shape, rest)], dim) if shape[dim] else value
 
 
 def _cut(value: Any, first: int, last: int, whole: bool) -> Any:

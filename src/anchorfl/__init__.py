@@ -16,10 +16,12 @@ Nothing is printed unless ``quiet=False`` says so. The command line (``anchorfl 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from os import PathLike
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from anchorfl.models.options import EncoderSpec as EncoderSpec
@@ -90,8 +92,33 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'anchorfl' has no attribute {name!r}")
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _said_in_one_line(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return the function, with InputError also where class names or a place on disk cannot be used."""
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        from anchorfl.models.errors import NamesError
+        from anchorfl.tasks.errors import FULL, InputError, place_line
+
+        try:
+            return function(*args, **kwargs)
+        except NamesError as error:
+            raise InputError(str(error)) from error
+        except OSError as error:
+            if error.filename is None or error.errno in FULL:  # a connection, or a disk that is full
+                raise
+            raise InputError(place_line(error)) from error
+
+    return call
+
+
+@_said_in_one_line
 def read_preset(
-    name: str = "", options: Mapping[str, Any] | None = None, *, data: Any = None, quiet: bool = True
+    name: str | PathLike[str] = "", options: Mapping[str, Any] | None = None, *, data: Any = None, quiet: bool = True
 ) -> Experiment:
     """Return the experiment of a preset, or of a TOML file, with options replaced by their dotted names.
 
@@ -100,18 +127,24 @@ def read_preset(
     or option, or a value is refused.
     """
     from anchorfl.pipeline.run.assemble import from_values
+    from anchorfl.tasks.errors import InputError
 
+    if not isinstance(name, (str, PathLike)):
+        raise InputError(f"{name!r}: give the name of a preset, a TOML file or an anchorfl.Experiment")
+    if not isinstance(options, (Mapping, NoneType)) or not all(isinstance(key, str) for key in options or ()):
+        raise InputError("options: give a dict by dotted names, such as {'federation.rounds': 5}")
     values = dict(options or {})
     if data is not None:
         from anchorfl.tasks.tabular.in_memory import table_file
 
         cache = str(values.get("task.cache", ""))
         values["task.file"] = str(data if isinstance(data, (str, PathLike)) else table_file(data, cache))
-    return from_values(name, values, _log(quiet)).experiment
+    return from_values(fspath(name), values, _log(quiet)).experiment
 
 
+@_said_in_one_line
 def run(
-    preset: str | Experiment = "",
+    preset: str | PathLike[str] | Experiment = "",
     options: Mapping[str, Any] | None = None,
     *,
     data: Any = None,
@@ -129,11 +162,13 @@ def run(
     from anchorfl.pipeline.run import lifecycle
     from anchorfl.pipeline.storage.run_folder import new_folder
 
+    _check_callbacks(callbacks)
     experiment = _experiment(preset, options, data, quiet)
     place = Path(folder) if folder else new_folder(experiment)
     return Run(lifecycle.run(experiment, place, _log(quiet), callbacks=callbacks, quiet=quiet).folder)
 
 
+@_said_in_one_line
 def resume(
     folder: str | Path,
     *,
@@ -149,10 +184,12 @@ def resume(
     from anchorfl.pipeline.results.run_view import Run
     from anchorfl.pipeline.run import lifecycle
 
+    _check_callbacks(callbacks)
     result = lifecycle.resume(Path(folder), _log(quiet), places, callbacks=callbacks, quiet=quiet)
     return Run(result.folder, places=places)
 
 
+@_said_in_one_line
 def compare(runs: Run | str | Path | Iterable[Run | str | Path], folder: str | Path = "") -> Comparison:
     """Compare runs in a table, which ``print`` shows; runs that differ only in their seed are one line.
 
@@ -167,6 +204,7 @@ def compare(runs: Run | str | Path | Iterable[Run | str | Path], folder: str | P
     return compare.compare(folders, Path(folder) if folder else None)
 
 
+@_said_in_one_line
 def load_model(folder: str | Path, network: str = "", task: str = "") -> Model:
     """Read the model of a run folder, or of the folder of a model; ``model.predict(frame)`` gives probabilities.
 
@@ -178,8 +216,9 @@ def load_model(folder: str | Path, network: str = "", task: str = "") -> Model:
     return open_model(Path(folder), network, task)
 
 
+@_said_in_one_line
 def sweep(
-    preset: str | Experiment = "",
+    preset: str | PathLike[str] | Experiment = "",
     options: Mapping[str, Any] | None = None,
     space: Sequence[str] = (),
     *,
@@ -211,9 +250,21 @@ def sweep(
     return run_sweep(plan, new_sweep_folder(name, str(folder)), _log(quiet))
 
 
-def _experiment(preset: str | Experiment, options: Mapping[str, Any] | None, data: Any, quiet: bool) -> Experiment:
+def _check_callbacks(callbacks: Any) -> None:
+    """Raise InputError where callbacks are no list of functions, before anything is trained."""
+    from anchorfl.tasks.errors import InputError
+
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise InputError(f"callbacks = {callbacks!r}: give a list of functions, such as [stop_when_flat]")
+
+
+def _experiment(
+    preset: str | PathLike[str] | Experiment, options: Mapping[str, Any] | None, data: Any, quiet: bool
+) -> Experiment:
     """Return the experiment that ``run`` and ``sweep`` are for."""
-    if isinstance(preset, str):
+    from anchorfl.pipeline.config.experiment import Experiment
+
+    if not isinstance(preset, Experiment):
         return read_preset(preset, options, data=data, quiet=quiet)
     if options is not None or data is not None:
         raise TypeError("give an experiment alone: options and data belong to read_preset, which makes one")

@@ -74,6 +74,7 @@ def changed(path, **values):
         {"model": {}, "head": "none"},
         {"head": "label", "class_embedding_width": 10**12},
         {"parts": 10**9, "head": "cosine"},
+        {"head": "frame", "class_names": ["a"]},
         {"kind": []},
         {"class_names": ["a"] * 7},
         {"input": {"kind": "tokens", "shape": [10**12], "vocabulary": ["a"]}},

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+from zipfile import ZipFile
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -93,6 +97,30 @@ PARSERS = [
     Parser("cached vectors", cached, from_cache),
     Parser("corpus", corpus, count),
 ]
+
+
+def header(shape):
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("digest", [(10**15,), (10**10,)])
+def test_a_cached_file_that_claims_more_than_it_holds_takes_no_memory(tmp_path, digest):
+    file, said = tmp_path / "names-x.npz", []
+    with ZipFile(file, "w") as archive:
+        archive.writestr("digest.npy", header(digest))
+        archive.writestr("vectors.npy", header((2, 4)))
+    assert name_cache.load(file, "0" * 64, said.append) is None
+    assert re.search(r"digest\.npy claims the shape \(10+,\), and has \d+ bytes", said[0])
+
+
+def test_a_cached_file_that_is_packed_is_not_unpacked(tmp_path):
+    """It could be of any size then."""
+    file, said = tmp_path / "names-x.npz", []
+    np.savez_compressed(file, vectors=np.zeros((1000, 1000), np.float32), digest=np.array("0" * 64))
+    assert name_cache.load(file, "0" * 64, said.append) is None
+    assert "vectors.npy is packed" in said[0]
 
 
 @QUICK

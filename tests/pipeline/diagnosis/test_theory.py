@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from anchorfl.models import heads
 from anchorfl.pipeline.diagnosis import theory as module
 from anchorfl.pipeline.diagnosis.analysis import open_analysis
 from anchorfl.pipeline.diagnosis.diagnose import diagnose
@@ -95,6 +96,15 @@ def test_a_method_without_pseudo_labels_has_the_other_terms(diagnosed, monkeypat
     }
     assert all(r["distance_labeled"] for r in rows)
     assert any("lambda at most none (left out: the raw files are gone)" in line for line in lines)
+
+
+def test_a_head_that_takes_much_of_a_row_gets_few_rows_at_once(experiment, finished_run, monkeypatch, tmp_path):
+    analysis = open_analysis(finished_run(experiment("fedlgt", "toy-multi")).folder, quiet)
+    head, called = analysis.server.model.head, []
+    monkeypatch.setattr(heads, "VALUES_AT_ONCE", 5 * head.values_of_row)
+    head.register_forward_hook(lambda head, given, out: called.append(len(out)))
+    module.theory(analysis, tmp_path, cap=50, log=quiet)
+    assert max(called) == 5
 
 
 def test_a_client_that_diverges_where_two_are_compared_is_one_line(experiment, finished_run, monkeypatch):

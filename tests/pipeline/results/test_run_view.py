@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import anchorfl
+from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_metadata, read_records
 from anchorfl.testing import small_experiment, stopped_before
@@ -152,6 +154,52 @@ def test_a_folder_of_another_run_stays_as_it_is(tmp_path):
 def test_a_misspelt_table_of_options_is_one_line(name):
     with pytest.raises(anchorfl.InputError, match=f"no option '{name}'"):
         anchorfl.run("digits/fedavg", {name: 3})
+
+
+def never(report):
+    return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"preset": 3}, "3: give the name of a preset, a TOML file or an anchorfl.Experiment"),
+        ({"preset": Path("gone.toml")}, "gone.toml"),
+        ({"preset": "digits/fedavg", "options": ["seed"]}, "options: give a dict by dotted names"),
+        ({"preset": "digits/fedavg", "options": {3: 1}}, "options: give a dict by dotted names"),
+        ({"preset": small_experiment(), "callbacks": never}, "give a list of functions"),
+        ({"preset": small_experiment(), "callbacks": [3]}, "callbacks = [3]: give a list of functions"),
+        ({"preset": small_experiment(), "folder": __file__}, "test_run_view.py"),
+        (
+            {
+                "preset": "digits/fedalign",
+                "options": {"class_embeddings.init": "cooccurrence", "class_embeddings.table": __file__},
+            },
+            "test_run_view.py",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_taken_is_an_input_error_before_anything_is_written(tmp_path, monkeypatch, arguments, line):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(anchorfl.InputError, match=re.escape(line)):
+        anchorfl.run(**{"folder": tmp_path / "run"} | arguments)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("samples", ["one text", None, 3], ids=str)
+def test_one_text_is_no_list_of_texts(tmp_path, samples):
+    """It was taken for a list of letters."""
+    short = small_experiment(task={"name": "toy-single"}, federation={"rounds": 1})
+    model = anchorfl.run(short, folder=tmp_path / "run").model
+    assert len(model.predict(["one text"])) == 1
+    with pytest.raises(anchorfl.InputError, match=f"the input is {samples!r}; give a list of texts"):
+        model.predict(samples)
+
+
+def test_a_preset_may_be_named_by_a_path(tmp_path):
+    (tmp_path / "mine.toml").write_text(to_toml(small_experiment()))
+    assert anchorfl.read_preset(tmp_path / "mine.toml") == small_experiment()
 
 
 def test_an_experiment_is_taken_alone(tmp_path):

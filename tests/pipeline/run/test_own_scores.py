@@ -250,18 +250,22 @@ def test_the_probe_scores_where_the_run_does(experiment):
 
 @pytest.mark.parametrize(
     ("method", "federation"),
-    [("fedmlp", {}), ("fedavg", {"aggregation": "krum", "quorum": 1.0, "clients_per_round": 5})],
+    [
+        ("fedmlp", {}),
+        ("fedavg", {"aggregation": "krum", "quorum": 1.0, "clients_per_round": 5}),
+        ("fedavg", {"aggregation": "krum", "quorum": 1.0, "clients_per_round": 6, "krum_num_selected": 3}),
+    ],
 )
 def test_the_probe_measures_the_round_and_the_updates_that_a_run_has(experiment, method, federation):
     """FedMLP sends prototypes from its warm-up's end on; Krum compares several updates."""
     e = experiment(method)
-    e = replace(e, task=replace(e.task, clients=5), federation=replace(e.federation, **federation))
+    e = replace(e, task=replace(e.task, clients=6), federation=replace(e.federation, **federation))
     run_spec = make_run_spec(e, quiet)
     server = SerialExecutor(run_spec).server
     server.state, last = run_spec.experiment.method.peak_state(server.state, 20)
     sent = messages.pack({"broadcast": server.broadcast(last), "client_message": server.client_message(0)})
     _, update = measure_client(run_spec, 0, sent, last, on_gpu=False)
-    assert measure_server(run_spec, 0, update).updates == (5 if federation else 1)
+    assert measure_server(run_spec, 0, update).updates == federation.get("clients_per_round", 1)
 
 
 def test_mlflow_gets_such_a_run_whole(experiment, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.run import prepare
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
@@ -82,6 +83,35 @@ def test_methods_whose_clients_send_more_are_refused(private):
     for name in ("anchor", "fedalign", "scaffold", "fedproto"):
         with pytest.raises(InputError, match=rf"send weights alone, .* \(fedavg, .*\), and not for '{name}'"):
             make_run_spec(private(name), quiet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByRows(FedAvg):
+    """A plug-in whose server has weights of its own."""
+
+    name = "by-rows"
+
+    def client_weights(self, rows_I):
+        return rows_I.double() ** 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telling(FedAvg):
+    """A plug-in whose server sends every client what the others' cards say."""
+
+    name = "telling"
+
+    def client_message(self, state, card):
+        return {"rows": torch.tensor(card.num_examples)}
+
+
+@pytest.mark.parametrize("kind", [ByRows, Telling])
+def test_a_plug_in_with_weights_or_messages_of_its_own_is_refused(private, kind):
+    """One client would move the mean by more than the noise covers, or be told of the others."""
+    e = replace(private(), method=kind(weighting="uniform"))
+    with pytest.raises(InputError, match=f"and not for '{kind.name}'"):
+        make_run_spec(e, quiet)
+    make_run_spec(replace(e, federation=replace(e.federation, dp_noise=0.0)), quiet)
 
 
 def test_anchor_without_control_variates_and_shares_is_covered(private, experiment, tmp_path):

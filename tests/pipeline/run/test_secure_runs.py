@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.forked_executor import ForkedExecutor
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
@@ -244,6 +245,35 @@ def test_counters_of_batch_norm_are_refused(experiment):
     )
     with pytest.raises(InputError, match=r"counters of BatchNorm have no sum: set model.norm to 'group'"):
         make_run_spec(secure(images), quiet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByRoot(FedAvg):
+    """A plug-in in which clients count by the root of their rows."""
+
+    name = "by-root"
+
+    def client_weights(self, rows_I):
+        return rows_I.double().sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByHalf(FedAvg):
+    """One whose single weight is no whole number."""
+
+    name = "by-half"
+
+    def client_weight(self, card):
+        return 0.5
+
+
+def test_weights_that_are_no_whole_numbers_are_named(experiment, tmp_path):
+    """They were said to be values that are too large."""
+    e = secure(experiment("fedavg"))
+    with pytest.raises(InputError, match=r"a client of \d+ rows counts \d+\.\d+, and sums under masks are of whole"):
+        make_run_spec(dataclasses.replace(e, method=ByRoot()), quiet)
+    with pytest.raises(QuorumError, match=r"cannot be summed under masks .a term's weight is no whole number"):
+        run(dataclasses.replace(e, method=ByHalf()), tmp_path / "run", quiet)
 
 
 def test_the_sum_of_one_client_is_refused(experiment):

@@ -6,11 +6,14 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import AveragingTrainer
+from anchorfl.pipeline.algorithm.optimizers import SGD as OurSGD
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.fedprox import ProxTrainer
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.client import ClientRunner
@@ -297,3 +300,62 @@ def test_attributes_that_some_clients_share_are_each_clients_own():
     assert _joined([{"a": same}, {"a": same}], "x") is None
     with pytest.raises(InputError, match="x holds more than tensors"):
         _joined([{"a": "word", "b": mine}, {"a": "word", "b": others}], "x")
+
+
+class OwnVectorTrainer(AveragingTrainer):
+    """Adds a vector of the client's own to the logits, with an optimizer of its own."""
+
+    replayable, refresh = True, "epoch"
+
+    def __init__(self, ctx):
+        classes = ctx.data.y_NC.shape[1]
+        self.own_C = nn.Parameter(ctx.memory.get("own", torch.zeros(classes, dtype=torch.float64)).clone())
+        super().__init__(ctx)
+        self.own_C.grad = torch.zeros_like(self.own_C)
+        self.parameters = [*self.parameters, self.own_C]
+
+    def make_optimizers(self):
+        return super().make_optimizers() | {"own": OurSGD([self.own_C], lr=1.0)}
+
+    def loss(self, batch):
+        return self.ctx.objective.loss(self.model(batch.x) + self.own_C, batch)
+
+    def memory(self):
+        return super().memory() | {"own": self.own_C.detach().clone()}
+
+
+def test_a_trainers_own_parameters_are_trained_after_its_rows_were_asked_for_anew(experiment, monkeypatch):
+    """They stood still from the second epoch on."""
+    monkeypatch.setattr(FedAvg, "trainer", lambda self, ctx: OwnVectorTrainer(ctx))
+    e = experiment("fedavg", optimizer=SGD, federation={"epochs": 3})
+    check_equal(results(e, stack=3, rounds=1), results(e, stack=0, rounds=1))
+
+
+class OfAllRowsTrainer(AveragingTrainer):
+    """Weighs its loss by a mean over all of the client's rows, which a stack would have of padded ones."""
+
+    replayable = True
+
+    def __init__(self, ctx):
+        super().__init__(ctx)
+        self.z_NC = self.model.head(ctx.infer(self.model, ctx.data)).detach()
+
+    def loss(self, batch):
+        return super().loss(batch) * self.z_NC.square().mean()
+
+
+def test_a_loss_over_all_rows_of_a_client_is_no_number_in_a_stack(experiment, monkeypatch):
+    """It was a wrong one, where the client's rows had been padded with zeros."""
+    monkeypatch.setattr(FedAvg, "trainer", lambda self, ctx: OfAllRowsTrainer(ctx))
+    e = experiment("fedavg", optimizer=SGD)
+    e = replace(e, task=replace(e.task, partition="dirichlet", beta=0.3))
+    run_spec = make_run_spec(e, quiet)
+    runner, sent = ClientRunner(run_spec), Server(run_spec).broadcast(1)
+    clients = range(run_spec.experiment.task.clients)
+    done = dict(runner.fit_stacked(1, sent, {}, {c: {} for c in clients}, len(clients)))
+    rows = {c: len(runner._client(c)[1]) for c in clients}
+    for client, result in done.items():
+        if rows[client] == max(rows.values()):
+            assert result.loss == pytest.approx(runner.fit(client, 1, sent, {}).loss, rel=1e-5)
+        else:
+            assert "non-finite values" in str(result)
