@@ -33,12 +33,21 @@ from anchorfl.tuning.tables.command import parse_args
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
 from anchorfl.tuning.tables.own_rows import own_rows
-from anchorfl.tuning.tables.page import against_best, costs_across, most_frequent_rows, ranks, scores_across, verdicts
+from anchorfl.tuning.tables.page import (
+    against_best,
+    costs_across,
+    metrics_of,
+    most_frequent_rows,
+    ranks,
+    scores_across,
+    verdicts,
+)
 from anchorfl.tuning.tables.page import ours as ours_text
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
 from anchorfl.tuning.tables.plots import rank_diagram
 from anchorfl.tuning.tables.published import figure_lines, rows_of, select_rows, value_text
 from anchorfl.tuning.tables.ranks import duels_of, ranking_of
+from anchorfl.tuning.tables.recommend import ADDS
 from anchorfl.tuning.tables.runs import RunIndex, attach_folders, check_has_scores, index_runs, table_runs_of
 from anchorfl.tuning.tables.significance import apply_holm, compare_paired
 from anchorfl.tuning.tables.statistics import (
@@ -66,6 +75,8 @@ SMALL = f"{SIZE} --method.synthetic_per_batch 32"
 """The same, with as many generated images as rows in a mini-batch, where FedBM alone has them."""
 
 
+LEVEL = 0.05
+"""p, after Holm's correction, from which two rows are level."""
 VERDICTS = (ABOVE, REPRODUCED, WITHIN_NOISE, BELOW)
 MEANING = "[Verdict](#how-to-read-the-tables)"
 """Head of the column of verdicts; in REPRODUCIBILITY.md it leads to what they mean."""
@@ -188,7 +199,7 @@ KEPT = {
     ),
     "pbc-5-epochs": Kept(
         ("pbc-epochs",),
-        "fedbm --data pbc-0.05 --rows fedavg,fedbm,fedbm-no-lkcc,fedbm-no-cgde --seeds 0,1,2"
+        "fedbm --data pbc-0.05 --rows fedavg,fedbm,fedbm-no-lkcc,fedbm-no-language,fedbm-no-cgde --seeds 0,1,2"
         " --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 5 --federation.rounds 40"
         f" {SMALL}",
     ),
@@ -567,6 +578,44 @@ def across(records: Records, name: str, what: str = "scores") -> str:
     return f"{grid(ranks(ranking))}\n\n{text}"
 
 
+def decides(records: Records, name: str, plain: str, own: str) -> str:
+    """Show a paragraph per data set: the first row, the published one that comes first and what it adds, the rows that
+    are level with the first, and those that are above or below the plain method. plain, own: labels of the plain method
+    and of this project's. Level, above and below are by paired t-tests at ``LEVEL``, with Holm's correction.
+    """
+    table, lines = records.table(name), []
+    for data, rows in table.data:
+        metric = metrics_of(table.paper, data)[0]
+        entries = [e for e in table.entries if e.row in rows and e.metric == metric and e.mean is not None]
+        entries.sort(key=lambda e: -(e.mean or 0.0))
+        of = {e.row.label: e for e in entries}
+        best, base = entries[0], of[plain]
+        published = next(e for e in entries if e.row.label != own)
+        apart, from_plain = apart_from(best, entries), apart_from(base, entries)
+        level = [e for e in entries[1:] if e not in apart]
+        above = [e for e in from_plain if entries.index(e) < entries.index(base)]
+        below = [e for e in from_plain if entries.index(e) > entries.index(base)]
+        shown = [f"{e.row.label} {e.mean:.2f}" for e in (best, published)[best is published :]]
+        text = (
+            f"- **{data}**: {', then '.join(shown)} ({ADDS[published.row.name]}). Level with the first: {named(level)}."
+            f" Above {plain} ({base.mean:.2f}): {named(above)}; below it: {named(below)}."
+        )
+        lines += [("" if i == 0 else "  ") + line for i, line in enumerate(wrapped(text, 116))]
+    return "\n".join(lines)
+
+
+def named(entries: Iterable[TableEntry]) -> str:
+    """Return the labels of rows."""
+    return ", ".join(e.row.label for e in entries) or "none"
+
+
+def apart_from(one: TableEntry, entries: Sequence[TableEntry]) -> list[TableEntry]:
+    """Return the entries that a paired t-test tells from one, with Holm's correction over all of them."""
+    family = {e.row.key: compare_paired(one.scores, e.scores) for e in entries if e is not one}
+    tested = apply_holm(family)
+    return [e for e in entries if e is not one and (p := tested[e.row.key].holm) is not None and p < LEVEL]
+
+
 def quoted_lines(records: Records, name: str, method: str) -> str:
     """Show the published figures of a method that is no row of the table."""
     table = records.table(name)
@@ -607,6 +656,7 @@ VIEWS: dict[str, Callable[..., str]] = {
     "runs": runs,
     "cost": cost,
     "across": across,
+    "decides": decides,
     "quoted": quoted_lines,
     "summary": summary,
 }
