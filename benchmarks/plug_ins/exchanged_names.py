@@ -1,7 +1,7 @@
 """A text encoder in which every blood cell has the name of another: all-MiniLM-L6-v2 with PBC's names exchanged.
 
-    PYTHONPATH=benchmarks/plug_ins anchorfl table fedbm --data pbc-0.05 \
-        --class_embeddings.encoder exchanged_names:encoder ...
+    export PYTHONPATH=benchmarks/plug_ins
+    anchorfl table fedbm --data pbc-0.05 --class_embeddings.encoder exchanged_names:encoder ...
 
 Vectors are as far apart and as spread out as before, and each says which class it is of; but what it says is wrong. So
 a method that gains by language has less with them, and one that gains by telling classes apart has as much.

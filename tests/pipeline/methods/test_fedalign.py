@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from fedpu_terms import FedAlignWithTerms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.saved_model import load_model
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
-from benchmarks.fedpu_terms import FedAlignWithTerms
 from tests.runs import quiet
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -429,7 +429,7 @@ def test_options_out_of_range_are_refused_in_one_line(option):
 
 
 def test_fedpus_terms_at_weight_0_are_fedalign(experiment, finished_run):
-    """``benchmarks/fedpu_terms.py``, of which docs/results/r8-8.md says so; with a weight it is another method."""
+    """Of ``fedpu_terms.py`` docs/results/r8-8.md says so; with a weight it is another method."""
     e = experiment("fedalign")
     plain = finished_run(e).checksum
     for weight in (0.0, 1.0):

@@ -1,7 +1,8 @@
 """FedAlign with FedPU's terms: is it for them that FedPU is ahead on R8-8? A row of one's own beside these two:
 
+    export PYTHONPATH=benchmarks/plug_ins
     anchorfl table fedalign --data r8-8 --rows fedalign,fedpu \
-        --row "FedAlign with FedPU's terms = fedalign --method.name benchmarks.fedpu_terms:FedAlignWithTerms"
+        --row "FedAlign with FedPU's terms = fedalign --method.name fedpu_terms:FedAlignWithTerms"
 """
 
 from __future__ import annotations
