@@ -132,9 +132,8 @@ class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
         return not (self.control_variates or self.generates or self.shares)
 
     def begin(self, ctx: ServerContext) -> AnchorState:
-        controlled = self.control_variates and ctx.objective.kind == "single"
-        trained = ctx.model.named_parameters() if controlled else ()  # the head is balanced: docs/methods/anchor.md
-        control = {name: torch.zeros_like(p) for name, p in trained if name.startswith("encoder.")}
+        controlled = self.control_variates and ctx.objective.kind == "single"  # not the head, which is balanced
+        control = {n: torch.zeros_like(p) for n, p in ctx.model.encoder.named_parameters("encoder") if controlled}
         missing = missing_share(ctx.cards) if self.shares else torch.zeros(())
         state = AnchorState(weights_of(ctx.model), control, missing)
         return ImagesState(**vars(state), **first_fields(ctx, CONDITION, True)) if self.generates else state

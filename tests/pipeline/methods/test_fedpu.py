@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedpu_as_coded import FedPUAsCoded
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.methods.fedavg import FedAvg
@@ -75,6 +76,22 @@ def test_loss_and_gradient_equal_numpy(lambda_, prior):
 
     compared.assert_gradient(local, micro_batches, whole)
     assert local.active(data).all()
+
+
+def test_the_authors_terms_equal_numpy():
+    """``benchmarks/plug_ins/fedpu_as_coded.py``: no second term, and the mean of the first over all classes."""
+    local, micro_batches = compared.started(FedPUAsCoded(lambda_=0.4))
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
+    y = classes(data)
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
+
+    def whole(w):
+        p = softmax(logits(w, x))
+        h = -np.log(1 - p + EPS)
+        labels = np.mean([-np.log(p[n, y[n]]) for n in range(N) if y[n] >= 0])
+        return (y >= 0).mean() * (labels + 0.4 * (h[y < 0, 0].mean() + h[y < 0, 1].mean()) / C)
+
+    compared.assert_gradient(local, micro_batches, whole)
 
 
 def test_mini_batches_average_to_the_whole():
