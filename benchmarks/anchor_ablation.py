@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -106,8 +106,18 @@ def score(folder: Path) -> float | None:
     return 100 * statistics.mean(values[-LAST:])
 
 
-def table(out: Path, rows: Iterable[str], settings: Sequence[str] = SETTINGS) -> str:
-    """Return the table of some rows as Markdown."""
+TABLES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "without": ([*WITHOUT], SETTINGS),
+    "with": (["Anchor", *WITH], SETTINGS),
+    "skewed": ([name for name, row in (WITHOUT | WITH).items() if {*SKEWED} <= {*row.settings}], SKEWED),
+    "alone": ([name for name, row in (WITHOUT | WITH).items() if ALONE in row.settings], (ALONE,)),
+}
+"""Table -> its rows and settings."""
+
+
+def table(out: Path, of: str) -> str:
+    """Return one of ``TABLES`` as Markdown; rows without a run are left out."""
+    rows, settings = TABLES[of]
     found: dict[tuple[str, str], list[float]] = {}
     for setting, name, _, folder in runs(out):
         if (value := score(folder)) is not None:
@@ -117,7 +127,8 @@ def table(out: Path, rows: Iterable[str], settings: Sequence[str] = SETTINGS) ->
     for name in rows:
         cells = [found.get((setting, name), []) for setting in settings]
         texts = [f"{statistics.mean(v):.1f} ± {statistics.stdev(v):.1f}" if len(v) > 1 else "-" for v in cells]
-        lines.append(f"| {name} | {' | '.join(texts)} |")
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
@@ -137,10 +148,7 @@ def main() -> None:
             if part.items() >= NAMES.items():
                 chosen["class_embeddings.encoder"] = str(import_module(PACKAGE).get_model_path())
             anchorfl.run(f"{setting}/anchor", {**part, **chosen}, folder=folder)
-    skewed = [name for name, row in (WITHOUT | WITH).items() if set(SKEWED) <= set(row.settings)]
-    of_scene = [name for name, row in (WITHOUT | WITH).items() if ALONE in row.settings]
-    print(table(options.out, WITHOUT), table(options.out, ["Anchor", *WITH]), sep="\n\n", end="\n\n")
-    print(table(options.out, skewed, SKEWED), table(options.out, of_scene, (ALONE,)), sep="\n\n")
+    print(*(table(options.out, name) for name in TABLES), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -60,10 +60,12 @@ from anchorfl.tuning.tables.statistics import (
     dropped_client_notes,
     table_of,
 )
+from benchmarks import anchor_ablation
 from benchmarks.last_rounds import Swing, swing
 
 TOP = Path(__file__).resolve().parents[1]
 ARCHIVES = TOP / "benchmarks" / "results"
+ANCHOR = TOP / "docs" / "methods" / "anchor.md"
 RANKS = TOP / "docs" / "images" / "suite-ranks.svg"
 BLOCK = re.compile(r"(<!-- made: (?P<words>[^\n]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 SIZE = (
@@ -616,6 +618,14 @@ def apart_from(one: TableEntry, entries: Sequence[TableEntry]) -> list[TableEntr
     return [e for e in entries if e is not one and (p := tested[e.row.key].holm) is not None and p < LEVEL]
 
 
+def parts(records: Records, archive: str, of: str) -> str:
+    """Show what Anchor's parts are worth, or others would add. of: one of ``anchor_ablation.TABLES``."""
+    lines = ["<details><summary>Command and records</summary>", "", "```sh"]
+    lines += [f"mkdir kept && tar -xf benchmarks/results/{archive}.tar.xz -C kept"]
+    lines += ["python -m benchmarks.anchor_ablation kept --show", "```", "", "</details>"]
+    return "\n".join([anchor_ablation.table(records.runs(archive), of), "", *lines])
+
+
 def quoted_lines(records: Records, name: str, method: str) -> str:
     """Show the published figures of a method that is no row of the table."""
     table = records.table(name)
@@ -657,6 +667,7 @@ VIEWS: dict[str, Callable[..., str]] = {
     "cost": cost,
     "across": across,
     "decides": decides,
+    "parts": parts,
     "quoted": quoted_lines,
     "summary": summary,
 }
@@ -664,7 +675,7 @@ VIEWS: dict[str, Callable[..., str]] = {
 
 def pages() -> list[Path]:
     """Return the pages that have blocks, or may have."""
-    return [TOP / "REPRODUCIBILITY.md", *sorted((TOP / "docs" / "results").glob("*.md"))]
+    return [TOP / "REPRODUCIBILITY.md", ANCHOR, *sorted((TOP / "docs" / "results").glob("*.md"))]
 
 
 def made(text: str, records: Records) -> str:
