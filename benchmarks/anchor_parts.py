@@ -65,6 +65,19 @@ class Pulled(Anchor):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapted(Anchor):
+    """Class embeddings as FedAlign's, without a bias: with ``class_embeddings.lora_rank``, what a text encoder makes of
+    the names in every step, of which adapters and a layer are trained.
+    """
+
+    name = "anchor-adapted"
+
+    @property
+    def head(self) -> HeadSpec:
+        return FedAlign().head
+
+
+@dataclass(frozen=True, kw_only=True)
 class Simplex(Anchor):
     """Classes are the columns of a simplex, as FedETF's: no class embeddings."""
 

@@ -9,15 +9,19 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from anchorfl.models.label_encoder import LanguageHead
 from anchorfl.pipeline.algorithm.contract import HeadSpec
 from anchorfl.pipeline.algorithm.label_collection import label_digest, message_of
 from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.feddyn import FedDyn
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.contract import Card
-from benchmarks.anchor_parts import Bent, ByShare, OwnMean, Pseudo, Pulled, Spread, SpreadApart
+from benchmarks.anchor_parts import Adapted, Bent, ByShare, OwnMean, Pseudo, Pulled, Spread, SpreadApart
 from tests.pipeline import compared
 from tests.pipeline.compared import AWARE, C, N
 from tests.pipeline.methods.test_anchor import ALONE, named
+from tests.runs import quiet
+from tests.tiny_bert import saved_bert
 
 TABLE = "weights/head.table"
 
@@ -50,6 +54,17 @@ def test_class_embeddings_that_are_not_pulled_are_anchors_and_wholly_pulled_stay
     half = compared.history(replace(e, method=Pulled()))[0][3]
     after = compared.history(e)[0][3][TABLE]
     assert torch.equal(half[TABLE], torch.lerp(after, half["first_CD"], 0.5))
+
+
+def test_names_by_adapters_are_encoded_in_every_step(experiment, tmp_path):
+    names = {"init": "language_model", "encoder": str(saved_bert(tmp_path / "bert")), "lora_rank": 2}
+    e = replace(experiment("fedalign", class_embeddings=names), method=Adapted())
+    model = make_run_spec(e, quiet).model()
+    assert isinstance(model.head, LanguageHead)
+    sent, after = (state for *_, state in compared.history(e)[:2])
+    adapters = [name for name in after if name.startswith("weights/head") and name.endswith((".a", ".b"))]
+    assert adapters
+    assert any(not torch.equal(sent[name], after[name]) for name in adapters)
 
 
 @pytest.mark.parametrize("kind", ["single", "multi"])
