@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ class Model(SavedModel):
         """
         import pandas as pd  # type: ignore[import-untyped]  # carries no types
 
+        if isinstance(samples, pa.Table):
+            samples = samples.to_pandas()
+        _check_once(samples, self)
         payload = _texts(samples, self) if self.spec.kind == "tokens" else _values(samples, self)
         if len(payload):
             scores_NC = self.objective.scores(self.logits(encoded(self, payload)))
@@ -61,6 +64,14 @@ def open_model(folder: Path, network: str = "", task: str = "") -> Model:
     return Model(**{name: getattr(saved, name) for name in SavedModel.__dataclass_fields__})
 
 
+def _check_once(samples: Any, saved: SavedModel) -> None:
+    """Raise InputError where a DataFrame has two columns of the name of an input."""
+    asked = [TEXT] if saved.spec.columns is None else [*saved.spec.columns.inputs, TEXT]
+    names = list(getattr(samples, "columns", ()))
+    if twice := next((name for name in asked if names.count(name) > 1), ""):
+        raise InputError(f"the input has two columns {twice!r}; rename one")
+
+
 def _texts(samples: Any, saved: SavedModel) -> list[str]:
     if hasattr(samples, "columns"):
         names = [TEXT] if saved.spec.columns is None else [*saved.spec.columns.inputs, TEXT]
@@ -68,7 +79,7 @@ def _texts(samples: Any, saved: SavedModel) -> list[str]:
         if not name:
             raise InputError(f"the input has the columns {', '.join(map(str, samples.columns))}; name one {names[0]!r}")
         samples = samples[name]
-    if isinstance(samples, str) or not isinstance(samples, Iterable):
+    if isinstance(samples, (str, Mapping)) or not isinstance(samples, Iterable):
         raise InputError(f"the input is {samples!r}; give a list of texts")
     texts = list(samples)
     for number, text in enumerate(texts, 1):
@@ -85,7 +96,7 @@ def _values(samples: Any, saved: SavedModel) -> list[list[float]]:
         _check_names(saved.spec.columns, given)
         samples = samples[list(saved.spec.columns.inputs)]  # by name, and whatever else is in the table
         if len(saved.spec.columns.inputs) == 1:  # which may hold lists, or lists of lists
-            samples = [_flat(value) for value in samples[saved.spec.columns.inputs[0]]]
+            samples = [_flat(value) for value in _in_steps(samples[saved.spec.columns.inputs[0]], saved)]
     width = int(np.prod(saved.spec.shape))
     values_NV = _numbers(samples, "the input", "; give numbers only, without labels")
     if values_NV.ndim != 2 or values_NV.shape[1] != width:
@@ -93,6 +104,15 @@ def _values(samples: Any, saved: SavedModel) -> list[list[float]]:
     _check_finite(values_NV)
     rows: list[list[float]] = values_NV.tolist()
     return rows
+
+
+def _in_steps(cells: Iterable[Any], saved: SavedModel) -> Iterable[Any]:
+    """Yield the cells. Raises InputError where one of a series is no list of the model's steps."""
+    steps, features = saved.spec.shape if saved.spec.kind == "series" else (0, 0)
+    for number, cell in enumerate(cells, 1):
+        if steps and {len(step) if isinstance(step, (list, tuple, np.ndarray)) else 0 for step in cell} != {features}:
+            raise InputError(f"sample {number}: give a list of {steps} steps, each a list of {features} values")
+        yield cell
 
 
 def _flat(value: Any) -> list[Any]:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from anchorfl.pipeline.config.experiment import Experiment, data_and_method
 from anchorfl.pipeline.results.client_scores import read_client_scores
 from anchorfl.pipeline.results.in_memory import Model, open_model
-from anchorfl.pipeline.storage.places import with_places
-from anchorfl.pipeline.storage.run_folder import read_experiment, read_result
+from anchorfl.pipeline.storage.places import check_own_places, with_places
+from anchorfl.pipeline.storage.run_folder import CONFIG, read_config, read_experiment, read_result
 from anchorfl.pipeline.storage.run_record import RoundRecord, check_same_data, with_final_scores
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
@@ -46,7 +46,8 @@ class Run:
         elsewhere; ``{"method.name": "mine:Mine"}`` for a folder with a plug-in that this user's commands did not write.
         Errors: InputError where there is no run, or a place makes another experiment.
         """
-        self.folder, self._data = Path(folder), data
+        self.folder, self._data, self._given = Path(folder), data, experiment is not None
+        self._typed = frozenset(places or ())
         found = experiment or read_experiment(self.folder, places)
         self.experiment: Experiment = with_places(found, places) if places else found
 
@@ -202,9 +203,12 @@ class Run:
     @cached_property
     def data(self) -> Prepared:
         """The prepared data, from the cache or prepared again. Errors: InputError where the raw files are missing, or
-        others than the run's.
+        others than the run's, or where a folder of others says where they are (``places``).
         """
         experiment = self.experiment
+        if self._data is None and not self._given:
+            seal = str(read_config(self.folder).get("seal", ""))
+            check_own_places(experiment, seal, self.folder / CONFIG, self._typed, {}, "task.")
         data = self._data or prepare(task_of(experiment.task), experiment.task, experiment.seed, engine="local")
         check_same_data(self.folder, data.manifest.digests, "use the version and the raw files that it began with")
         return data

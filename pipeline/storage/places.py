@@ -88,6 +88,21 @@ def _seal(places: Mapping[str, str]) -> str:
     return hmac.new(key, json.dumps(places, sort_keys=True).encode(), hashlib.sha256).hexdigest() if key else ""
 
 
+def seal_of_names(names: Mapping[str, str]) -> str:
+    """Return the seal of modules that a record of another kind names, by where; "" where there are none, or no key."""
+    return _seal(names)
+
+
+def check_own_names(names: Mapping[str, str], seal: str, record: Path) -> None:
+    """Raise InputError where a record names modules, and this user's commands did not write them there."""
+    if names and not _sealed(names, seal):
+        where, name = next(iter(names.items()))
+        raise InputError(
+            f"{record} was not written by you on this machine, and names {where} = {name!r}, whose code would run:"
+            " look at that, and begin one of your own (SECURITY.md says why)"
+        )
+
+
 def _key() -> bytes:
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
         path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "anchorfl" / "seal_key"
@@ -143,14 +158,28 @@ def with_own_places(
     was fetched from, which the user typed. InputError where the record names places that this user has not named, or a
     typed one makes another experiment of it.
     """
-    known = {option: os.environ.get(variable) for option, variable in PLACES.items() if variable}
+    known = dict[str, str]()
     if copy and object_store.join(experiment.cluster.backup, record.parent.name) == copy.rstrip("/"):
         known["cluster.backup"] = experiment.cluster.backup
+    check_own_places(experiment, seal, record, typed.keys(), known)
+    return with_places(experiment, typed)
+
+
+def check_own_places(
+    experiment: Experiment, seal: str, record: Path, typed: Collection[str], known: Mapping[str, str], section: str = ""
+) -> None:
+    """Raise InputError where a record names places that this user has not named. typed: options that the user types;
+    known: places that are the user's own; section: of its options alone, such as ``task``.
+    """
+    known = {option: os.environ.get(variable, "") for option, variable in PLACES.items() if variable} | dict(known)
     places = places_of(redacted_tree(experiment))
-    foreign = {option: place for option, place in places.items() if option not in typed and place != known.get(option)}
+    foreign = {
+        option: place
+        for option, place in places.items()
+        if option.startswith(section) and option not in typed and place != known.get(option)
+    }
     if foreign and not _sealed(places, seal):
         raise _foreign(record, foreign)
-    return with_places(experiment, typed)
 
 
 def with_places(experiment: Experiment, typed: Mapping[str, str]) -> Experiment:

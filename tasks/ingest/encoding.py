@@ -35,6 +35,10 @@ def check_spec(spec: InputSpec, task: str) -> InputSpec:
     return spec
 
 
+FULL = ("image", "series")
+"""Kinds of inputs whose samples all have every value; steps that a series lacks are zeros."""
+
+
 def _check_encoded(encoded: Table, table: Table, spec: InputSpec, task: str) -> None:
     """Raise InputError where a task's ``encode`` gives other rows than it was given, or an x that is no sample."""
     if not np.array_equal(encoded["row"].to_numpy(), table["row"].to_numpy()):
@@ -43,11 +47,11 @@ def _check_encoded(encoded: Table, table: Table, spec: InputSpec, task: str) -> 
     length_N = pc.list_value_length(encoded["x"]).to_numpy()
     fits_N = length_N % unit == 0
     if spec.kind != "sparse":
-        fits_N &= (length_N == size) if spec.kind == "image" else (length_N <= size)
+        fits_N &= (length_N == size) if spec.kind in FULL else (length_N <= size)
     if not fits_N.all():
         raise InputError(
             f"task {task!r}: encode gives an x of {length_N[~fits_N][0]} numbers, and a sample of the shape"
-            f" {spec.shape} in its InputSpec has {'' if spec.kind == 'image' else 'at most '}{size}"
+            f" {spec.shape} in its InputSpec has {'' if spec.kind in FULL else 'at most '}{size}"
             f"{f', in steps of {unit}' if unit > 1 else ''}"
         )
 

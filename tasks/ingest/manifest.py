@@ -27,7 +27,7 @@ from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tasks.ingest.rows_files import EXTENTS
 from anchorfl.tasks.options import TaskOptions
 
-FORMAT = 10
+FORMAT = 11
 """Version of the layout and of the code that all tasks share (ingest, partition, arrays, files); part of the name of
 every cache folder. Raise it where that code would prepare other data.
 """

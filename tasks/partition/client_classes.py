@@ -9,6 +9,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,32 @@ def read_client_classes(value: str, folder: Path) -> JsonText:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=partial(_once, where))
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: no JSON ({error}); it takes {FORMS}") from error
 
 
+def _once(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises InputError where a key stands in it twice, of which one would be lost."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        key = next(key for key in keys if keys.count(key) > 1)
+        raise InputError(f"{where}: {key!r} stands there twice; give each client, or seed, once")
+    return content
+
+
 def _from_csv(text: str, path: Path) -> Any:
     """Return the lines of a table as {client: classes}, or {seed: {client: classes}} where it has a column of seeds."""
-    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    try:
+        return _of_lines(csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True), path)
+    except csv.Error as error:
+        raise InputError(f"{path}: no CSV ({error}); mend the line, a quotation mark perhaps") from error
+
+
+def _of_lines(reader: csv.DictReader[str], path: Path) -> Any:
     heads = [head.strip() for head in reader.fieldnames or []]
     reader.fieldnames = heads
     if not set(heads) >= COLUMNS or not set(heads) <= COLUMNS | {"seed"} or len(set(heads)) < len(heads):
@@ -68,7 +87,7 @@ def _from_csv(text: str, path: Path) -> Any:
     for line in reader:
         if None in line or not all((line[head] or "").strip() for head in heads):
             raise InputError(f"{path}:{reader.line_num}: must have one value for each of {', '.join(heads)}")
-        of_seed = sets.setdefault(line.get("seed", "").strip(), {})
+        of_seed = sets.setdefault(_plain(line.get("seed", "").strip()), {})
         of_seed.setdefault(line["client"].strip(), []).append(line["class"].strip())
     if not sets:
         raise InputError(f"{path}: no line below the heads; a line for each class of each client")
@@ -89,7 +108,7 @@ def sets_of_seed(text: str, seed: int) -> list[Any] | dict[str, Any] | None:
         for key in content:
             if not key.isdecimal():
                 raise InputError(f"[task] client_classes: {key!r} is no seed; it takes {FORMS}")
-        content = content.get(str(seed))
+        content = {_plain(key): value for key, value in content.items()}.get(str(seed))
         if content is None:
             return None
     if not content or not _is_sets(content):
@@ -97,12 +116,21 @@ def sets_of_seed(text: str, seed: int) -> list[Any] | dict[str, Any] | None:
     return content  # type: ignore[no-any-return]
 
 
+def _plain(seed: str) -> str:
+    """Return a seed without zeros in front."""
+    return str(int(seed)) if seed.isdecimal() else seed
+
+
 def _is_sets(value: Any) -> bool:
     """Tell whether a value gives each client a list of classes."""
     sets = value.values() if isinstance(value, dict) else value
-    return isinstance(value, (list, dict)) and all(
-        isinstance(part, list) and part and all(isinstance(c, (str, int)) and not isinstance(c, bool) for c in part)
-        for part in sets
+    return (
+        isinstance(value, (list, dict))
+        and bool(value)
+        and all(
+            isinstance(part, list) and part and all(isinstance(c, (str, int)) and not isinstance(c, bool) for c in part)
+            for part in sets
+        )
     )
 
 

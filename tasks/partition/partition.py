@@ -115,8 +115,9 @@ def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions,
     for number, client in enumerate(_clients(rows, task, options, seed)):
         client_rows = rows.take(np.searchsorted(rows.row_N, client.rows))
         rng = generator(seed, f"validation of client {number}")
-        known = client_rows.labels.where(np.isin(client_rows.labels.class_P, client.classes))
-        held_out.append(client_rows.held_out(options.validation, rng, known.rarest()))
+        scorable = _scorable_rows(client_rows, task)
+        known = scorable.labels.where(np.isin(scorable.labels.class_P, client.classes))
+        held_out.append(scorable.held_out(options.validation, rng, known.rarest()))
         clients.append(ClientPlan(np.setdiff1d(client.rows, held_out[-1]), client.classes))
     row_V, client_V = np.concatenate(held_out), np.repeat(np.arange(len(held_out)), [len(part) for part in held_out])
     order_V = np.argsort(row_V)

@@ -40,9 +40,13 @@ def subjects(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) ->
     classes = _classes_by_client(rows.labels, client_N, options.clients)
     for client, owned in enumerate(classes):
         if not owned:
+            who = f"client {client}"
+            if rows.subject_N is not None and options.clients == len(size_S):
+                who = f"{task.subjects} {np.unique(rows.subject_N)[client]}"
+            fewer = "" if options.client_column else ", or use fewer [task] clients"
             raise InputError(
-                f"client {client} would identify nothing, since no row of its subjects ({task.subjects}) has a class; "
-                "use fewer [task] clients, or leave such subjects out of the raw data"
+                f"{who} would identify nothing, since none of its training rows has a class: label one, or leave its"
+                f" rows out of the raw data{fewer}"
             )
     parts = group_rows(client_N, options.clients)
     return tuple(ClientPlan(rows.row_N[part], owned) for part, owned in zip(parts, classes, strict=True))

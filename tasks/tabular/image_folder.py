@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +25,13 @@ PATH, CLASS, SPLIT = "image", "class", "split"
 """Names of the columns; paths start at the folder."""
 
 
-def open_file_or_folder(path: Path, bad: BadRows) -> TableFile:
+def open_file_or_folder(path: Path, bad: BadRows, texts: Collection[str] = ()) -> TableFile:
     """Return a table as ``open_file`` does, or a folder of images as one. Raises InputError also on folders elsewhere.
 
     Bad rows: an image beside the class folders, and what no image is by its name in one of them.
     """
     if not path.is_dir():
-        return open_file(path, bad)
+        return open_file(path, bad, texts)
     folders, images, _ = _content(path)
     columns = _of_classes(path, folders, bad) if folders else {PATH: images}
     if not columns[PATH]:

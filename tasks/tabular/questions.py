@@ -22,6 +22,7 @@ from anchorfl.tasks.ingest.raw_table import SPLIT_WORDS
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.reading import TableFile, listed
 from anchorfl.tasks.tabular.schema import IDS, Schema
+from anchorfl.tasks.tabular.targets import signed
 
 WHO = re.compile(
     r"(client|site|hospital|clinic|cent(er|re)|institution|station|device|user|subject|patient|participant|person"
@@ -109,11 +110,15 @@ def _clients(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[
     """Yield columns that may say whose row it is: they are called so or ``..._id``, and their values are repeated."""
     for name in names:
         is_id = IDS.fullmatch(name) is not None
-        if not (WHO.fullmatch(name) or is_id) or pa.types.is_floating(file.types[name]):
+        if not (WHO.fullmatch(name) or is_id):
             continue
         if file.form(name) not in ("text", "numbers") or (schema.client and is_id):  # an id is no input anyway
             continue
         column = file.head([name])[name].drop_null()
+        if pa.types.is_floating(column.type):  # whole numbers of which one is missing, or a measurement
+            column = column.filter(pc.is_finite(column))
+            if not pc.all(pc.equal(column, pc.floor(column))).as_py():
+                continue
         values = len(pc.unique(column))
         if 2 <= values <= len(column) // 2:
             text = (
@@ -125,15 +130,17 @@ def _clients(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[
 
 
 def _left_labels(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[Question]:
-    """Yield the inputs of 0 and 1 beside several label columns of 0 and 1: labels left over would give them away."""
+    """Yield the inputs of 0 and 1 (-1 and 1) beside several label columns of such: labels left over would give them
+    away.
+    """
     names = [name for name in names if name in schema.inputs and file.form(name) == "numbers"]
     if schema.style != "columns" or not names:
         return
-    table = file.head(names)
-    left = [name for name in names if set(pc.unique(table[name].drop_null()).to_pylist()) == {0, 1}]
+    table, low = file.head(names), -1 if signed(file.head(schema.labels), schema.labels) else 0
+    left = [name for name in names if set(pc.unique(table[name].drop_null()).to_pylist()) == {low, 1}]
     if left:
         labels = shlex.quote(",".join([*schema.labels, *left])) if len(left) <= LONG else ""
-        text = f"inputs of 0 and 1, as the labels: {listed(left)}; if these are labels, add them:"
+        text = f"inputs of {low} and 1, as the labels: {listed(left)}; if these are labels, add them:"
         yield Question(tuple(left), f"{text} --task.label_columns {labels}".rstrip())
 
 
@@ -182,12 +189,14 @@ def _codes(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[Qu
 
 
 def _labels_again(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[Question]:
-    """Yield the categories that are the classes under other names: one for every class, and none twice."""
+    """Yield the inputs that are the classes under other names: one for every class, and none twice."""
     for name in names if schema.style == "value" else ():
-        if name in schema.categories:
+        code = file.form(name) == "numbers" and len(schema.inputs) > 1
+        if name in schema.inputs and (name in schema.categories or code):
             table = file.head([name, schema.labels[0]]).rename_columns(["value", "label"]).drop_null()
             values, classes = (len(pc.unique(table[side])) for side in ("value", "label"))
-            if values == classes == len(table.group_by(["value", "label"]).aggregate([])) > 1:
+            pairs = len(table.group_by(["value", "label"]).aggregate([]))
+            if values == classes == pairs > 1 and len(table) >= 2 * classes:
                 text = f"column {name!r} holds {_first(file, name)}, and another value for every class"
                 yield Question((name,), f"{text}, so that it gives {schema.labels[0]!r} away")
 

@@ -11,7 +11,7 @@ import io
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -170,8 +170,10 @@ class Faults:
         return good_N
 
 
-def open_file(path: Path, bad: BadRows) -> TableFile:
-    """Return the file of a user. Raises InputError where there is none, or it is no table, is damaged or has no row."""
+def open_file(path: Path, bad: BadRows, texts: Collection[str] = ()) -> TableFile:
+    """Return the file of a user. texts: columns of a CSV file that are texts, whatever they look like. Raises
+    InputError where there is none, or it is no table, is damaged or has no row.
+    """
     if not path.is_file():
         raise InputError(
             f"{path}: no such file; give the path of a .parquet, .csv or .csv.gz file, or with --task.root its folder"
@@ -184,7 +186,7 @@ def open_file(path: Path, bad: BadRows) -> TableFile:
         content, names, rows, leaves = _parquet(path)
         row_N = np.arange(rows)
     else:
-        content, names, rows, row_N = _csv(path, bad)
+        content, names, rows, row_N = _csv(path, bad, texts)
     twice = [column for column, count in Counter(names).items() if count > 1]
     if twice:
         raise InputError(f"{path}: two columns are called {twice[0]!r}; rename one")
@@ -289,10 +291,11 @@ def _parquet(path: Path) -> tuple[Any, list[str], int, Mapping[str, Sequence[int
     return file, names, rows, leaves
 
 
-def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
+def _csv(path: Path, bad: BadRows, texts: Collection[str]) -> tuple[Any, list[str], int, Ints]:
     header = next((line for _, line in open_text(path)), "")
     delimiter = max(",;\t", key=re.sub('"[^"]*"', "", header).count)  # a name in quotes may hold any
-    _check_columns(path, _header_cells(path, delimiter))
+    cells = _header_cells(path, delimiter)
+    _check_columns(path, cells)
     broken: list[Any] = []
 
     def keep(row: Any) -> str:
@@ -305,12 +308,18 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
                 QuoteCheckedStream(path, stream, delimiter),
                 # threads would lose the row numbers
                 pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-                pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
-            )
+                pyarrow.csv.ParseOptions(
+                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep,
+                    ignore_empty_lines=cells != 1,  # of one column an empty line is an empty cell
+                ),
+                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string())),
+            )  # fmt: skip
         except InputError:
             raise
         except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError) as error:
             raise InputError(f"{path} is no CSV table: {arrow_message(error)}; correct it") from error
+    if cells == 1:
+        table = table.slice(0, len(table) - _empty_lines_at_end(path))
     for row in broken:
         bad.meet(
             f"{path}: row {row.number - 1}: {row.actual_columns} cells, the header has {row.expected_columns};"
@@ -321,6 +330,14 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
     if len(set(table.column_names)) == table.num_columns:
         table = pa.table({name: _cells(table[name], name, path) for name in table.column_names})
     return table, table.column_names, table.num_rows, row_N
+
+
+def _empty_lines_at_end(path: Path) -> int:
+    """Return how many lines at the end of a file are empty, without what follows the last line end."""
+    count = 0
+    for _, line in open_text(path):
+        count = 0 if line.strip("\r\n") else count + 1
+    return count
 
 
 def _header_cells(path: Path, delimiter: str) -> int:

@@ -31,6 +31,7 @@ from anchorfl.tasks.images.pixels import encode_images, image_spec, path_column
 from anchorfl.tasks.images.pixels import faults as image_faults
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.signals.series import REAL
+from anchorfl.tasks.tabular.in_memory import is_in_memory
 from anchorfl.tasks.tabular.reading import Faults, listed
 from anchorfl.tasks.tabular.schema import Inputs, Schema, category_words
 from anchorfl.tasks.text.words import encode_text, token_spec
@@ -293,6 +294,11 @@ def _numeric(column: Column) -> Column:
 
 
 def _paths(column: Column, name: str, empty_N: Bools, faults: Faults) -> Column:
+    if is_in_memory(faults.path):
+        raise InputError(
+            f"data: column {name!r} holds paths of images, and a table in memory lies beside none: write it to a file"
+            " beside them, and give its path"
+        )
     folder = faults.path if faults.path.is_dir() else faults.path.parent
     paths = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
     away_N = np.array([leaves(path, folder) for path in paths], dtype=np.bool_)

@@ -40,6 +40,10 @@ OWN_OPTIONS = (
 """Options that say what a table of the user's own holds."""
 
 
+TRUTHS = {"0", "1", "0.0", "1.0", "True", "False", "true", "false"}
+"""Entries that say of a class whether a row has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The roles of the columns."""
@@ -356,6 +360,7 @@ def _style(file: TableFile, labels: Sequence[str]) -> Style:
         return "columns"
     form = file.form(labels[0])
     if form in ("vector", "names"):
+        _check_no_vectors(file, labels[0])
         return "lists"
     if form in ("numbers", "text"):
         return "value"
@@ -363,6 +368,18 @@ def _style(file: TableFile, labels: Sequence[str]) -> Style:
     raise InputError(
         f"{file.path}: column {labels[0]!r} holds {kind}; labels are names, whole numbers or lists of them"
     )
+
+
+def _check_no_vectors(file: TableFile, name: str) -> None:
+    """Raise InputError where every list is as long as the others and holds 0 and 1 alone: numbers for all classes."""
+    column = file.head([name])[name].drop_null()
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    entries = pc.unique(pc.list_flatten(column)).to_pylist()
+    if len(lengths) == 1 and lengths[0] > 1 and {str(entry) for entry in entries} <= TRUTHS:
+        raise InputError(
+            f"{file.path}: column {name!r} holds {lengths[0]} numbers of 0 and 1 in each row; give a column for each"
+            " class, or lists of the classes' names"
+        )
 
 
 def _classes(

@@ -9,6 +9,7 @@ validation rows of a single-label table need a label; training rows do not.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -194,7 +195,7 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     if spec.columns is None:
         raise ValueError("the model was not trained on a table")
     bad = BadRows(skip=False, choice=False)
-    file = open_file_or_folder(path, bad)
+    file = open_file_or_folder(path, bad, _texts(spec.columns))
     schema = schema_of_model(file, spec.columns, kind, class_names)
     faults = Faults(path, file.row_N)
     raw = schema.applied(file).read([*schema.inputs, *schema.labels])
@@ -223,6 +224,16 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     if len(spec.columns.values) != len(class_names):
         table, given_N = _without_dropped(table, given_N, spec.columns, kind, class_names, path)
     return PredictionSamples(table, bool(given_N.any()))
+
+
+def _texts(columns: Columns) -> tuple[str, ...]:
+    """Return the column of the labels where the words of the classes are texts that some rows alone would not look
+    like: ``01`` beside ``x``, or ``True`` beside ``Unknown``.
+    """
+    if columns.labels == columns.values:
+        return ()
+    as_numbers = all(value in ("true", "false") or re.fullmatch(r"0|-?[1-9]\d*", value) for value in columns.values)
+    return () if as_numbers else columns.labels
 
 
 def _without_dropped(
@@ -297,7 +308,9 @@ def _splits(column: Column, schema: Schema, labeled: Targets, faults: Faults, at
 
 
 def _draw_split(table: Table, given_N: Bools, classes: int, path: Path, split_seed: int) -> Column:
-    """Draw the split column where the file has none: a fifth of the labeled rows is test."""
+    """Draw the split column where the file has none: a fifth of the labeled rows is test, but for the last of a client
+    that has other rows.
+    """
     index = np.flatnonzero(given_N)
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
     spare = len(index) - len(np.unique(rarest))
@@ -308,4 +321,17 @@ def _draw_split(table: Table, given_N: Bools, classes: int, path: Path, split_se
         )
     row_N = table["row"].to_numpy()
     test = stratified_holdout(rarest, row_N[index], TEST_SHARE, np.random.default_rng(split_seed), option=TEST)
-    return pa.array(np.where(np.isin(row_N, test), "test", "train").tolist(), pa.string())
+    test_N = np.isin(row_N, test)
+    if "subject" in table.column_names:
+        test_N &= ~_last_labeled(table["subject"], given_N, test_N)
+    return pa.array(np.where(test_N, "test", "train").tolist(), pa.string())
+
+
+def _last_labeled(subject: Column, given_N: Bools, test_N: Bools) -> Bools:
+    """Return, of each client that has training rows and would have none with a label, the first row with one."""
+    code_N = np.unique(subject.to_pylist(), return_inverse=True)[1]
+    trained_S, labeled_S = np.bincount(code_N, ~test_N), np.bincount(code_N, ~test_N & given_N)
+    index_L = np.flatnonzero(given_N & ((trained_S > 0) & (labeled_S == 0))[code_N])
+    back_N = np.zeros(len(code_N), dtype=np.bool_)
+    back_N[index_L[np.unique(code_N[index_L], return_index=True)[1]]] = True
+    return back_N

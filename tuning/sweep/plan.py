@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -16,12 +16,12 @@ from anchorfl.pipeline.config.idle_options import idle_options
 from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml, with_options
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
-from anchorfl.pipeline.storage.places import check_own_code, seal_of, with_own_places
+from anchorfl.pipeline.storage.places import check_own_code, check_own_names, seal_of, seal_of_names, with_own_places
 from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS, check_no_record
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
-from anchorfl.tasks.plugins import code_digest
+from anchorfl.tasks.plugins import code_digest, names_code
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_metric, resolve_rounds
 from anchorfl.tuning.search.search_space import (
     PRESET,
@@ -65,6 +65,10 @@ class SavedPlan(TypedDict):
     """Seal of the places that the experiment names (``pipeline/storage/places.py``)."""
     code: NotRequired[dict[str, str]]
     """Digests of plug-ins, by what they are."""
+    space_seal: NotRequired[str]
+    """Seal of the modules that the space names."""
+    space_code: NotRequired[dict[str, str]]
+    """Digests of plug-ins that are values of the space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,8 @@ class SweepPlan:
             "preset": self.preset,
             "options": asdict(self.options),
             "space": {n: {"kind": type(d).__name__, **asdict(d)} for n, d in self.space.items()},
+            "space_seal": seal_of_names(_named_in(self.space)),
+            "space_code": _code_in_space(self),
             "experiment": redacted_tree(self.experiment),
             "seal": seal_of(self.experiment),
             "code": _code_of(self.experiment),
@@ -210,6 +216,43 @@ def _code_of(experiment: Experiment) -> dict[str, str]:
     return {word: code_digest(of) for word, of in plugins_of(experiment).items()}
 
 
+def _named_in(space: Space) -> dict[str, str]:
+    """Return the values of a space that name modules, by searched name."""
+    named = {
+        name: [value for value in d.values if isinstance(value, str) and names_code(value)]
+        for name, d in space.items()
+        if isinstance(d, Choice)
+    }
+    return {name: ",".join(values) for name, values in named.items() if values}
+
+
+def _code_in_space(plan: SweepPlan) -> dict[str, str]:
+    """Return the digest of each plug-in that is a value of the space, by its option and name."""
+    out = dict[str, str]()
+    for name, values in _named_in(plan.space).items():
+        for value in values.split(","):
+            with suppress(ValueError):  # a point that the options refuse is left out
+                code = _code_of(with_options(plan.experiment, {plan.names[name]: value}))
+                out |= {f"{word} {value}": digest for word, digest in code.items()}
+    return out
+
+
+def check_points(plan: SweepPlan, ledger: Path, events: Iterable[Mapping[str, Any]]) -> None:
+    """Raise InputError where the point of a trial lies outside of the space: it may name anything."""
+    known = {
+        name: [*(none_as_text(options_of(e)[option]) for e in plan.experiments.values()), plan.preset_point[name]]
+        for name, option in plan.names.items()
+        if name != PRESET
+    }
+    for event in events:
+        for name, value in event["point"].items() if event["event"] == "suggest" else ():
+            if name not in plan.space or not (plan.space[name].holds(value) or value in known.get(name, ())):
+                raise InputError(
+                    f"{ledger}: trial {event['trial']} has {name} = {value!r}, which is no point of the sweep's space:"
+                    " restore it from a copy"
+                )
+
+
 def resumed_plan(folder: Path, changes: Mapping[str, Any], places: Mapping[str, str], copy: str = "") -> SweepPlan:
     """Read the plan of a sweep to go on with, with the places that the user types now.
 
@@ -228,6 +271,12 @@ def resumed_plan(folder: Path, changes: Mapping[str, Any], places: Mapping[str, 
             )
         return with_own_places(experiment, str(part.get("seal", "")), path, places, copy)
 
+    now = _code_in_space(plan)
+    if edited := [word for word, digest in saved.get("space_code", {}).items() if now.get(word) != digest]:
+        raise InputError(
+            f"{path}: the source or files of its {edited[0].replace('_', ' ')} were edited since it began: put them"
+            " back, or search anew in another --output"
+        )
     others = {name: own(e, saved["others"][name]) for name, e in plan.others.items()}
     return replace(plan, experiment=own(plan.experiment, saved), others=others)
 
@@ -260,6 +309,10 @@ def load_plan(folder: Path, changes: Mapping[str, Any], typed: Mapping[str, str]
     try:
         options = replace(old, **changes)
         space = {name: _dimension(dict(entry)) for name, entry in content["space"].items()}
+    except ValueError as error:
+        raise InputError(f"{folder / PLAN_FILE}: {error}") from error
+    check_own_names(_named_in(space), str(content.get("space_seal", "")), folder / PLAN_FILE)
+    try:
         more = {name: from_tree(entry["experiment"]) for name, entry in others.items()}
         return SweepPlan(content["preset"], from_tree(content["experiment"]), space, options, content["text"], more)
     except ValueError as error:  # an InputError too: these say which option, and not where it stands

@@ -39,7 +39,7 @@ from anchorfl.tuning.search.trial import TrialContext, bundles, final_experiment
 from anchorfl.tuning.search.tune_adapter import Budget, max_concurrent_trials, search
 from anchorfl.tuning.sweep.final_runs import read_final_runs, run_final_runs
 from anchorfl.tuning.sweep.optuna_file import OptunaFile
-from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan
+from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan, check_points
 from anchorfl.tuning.sweep.progress import SweepProgress
 from anchorfl.tuning.sweep.records import SweepRecords, as_trial
 from anchorfl.tuning.sweep.report import write_report
@@ -118,6 +118,7 @@ class _SweepRun:
 
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)
+        check_points(self.plan, ledger.path, ledger.events)
         count = most_trials(self.plan.options, self.plan.space, self.plan.preset_point)
         progress = SweepProgress(count, self.at_once, self.plan.options.rule, self.log, terminal.say_live)
         records = self.records()
@@ -264,6 +265,7 @@ class _SweepRun:
 def read_sweep(plan: SweepPlan, folder: Path) -> Sweep:
     """Read a sweep's folder as the report takes it; it can be read at any time, also while the sweep runs."""
     ledger = Ledger(folder / LEDGER)
+    check_points(plan, ledger.path, ledger.events)
     options = plan.options
     view = Sweep(
         name=folder.name, preset=", ".join(plan.experiments), task=plan.experiment.task.name,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from anchorfl.pipeline.cli.main import main
+import anchorfl
 from anchorfl.pipeline.config.experiment import to_tree
+from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.checkpoint import Checkpoints, seal
 from anchorfl.pipeline.storage.named_files import named_files
@@ -21,7 +22,11 @@ from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.testing import stopped_before
-from anchorfl.tuning.sweep.plan import resumed_plan
+from anchorfl.tuning.cli import main
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.search_space import Choice
+from anchorfl.tuning.sweep.plan import SweepPlan, resumed_plan
 from tests.runs import quiet
 
 SECRET = "ray-token-of-this-user"
@@ -268,3 +273,42 @@ def test_a_sweep_s_places_are_asked_for_too(experiment, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"sweep\.json .*tracking\.uri = 'http://mlflow\.example'"):
         resumed_plan(tmp_path, {}, {})
     assert resumed_plan(tmp_path, {}, {"tracking.uri": "none"}).experiment.tracking.uri == "none"
+
+
+@pytest.mark.parametrize("where", ["space", "ledger"])
+def test_a_sweep_of_others_runs_no_code_that_its_space_or_ledger_names(tmp_path, monkeypatch, capsys, where):
+    """A report of it did."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("evil.py").write_text("import pathlib; pathlib.Path('ran').touch()\nclass Net: ...\n")
+    e, folder = read_preset("digits/fedavg"), tmp_path / "sweep"
+    folder.mkdir()
+    space = {"model.network": Choice((e.model.network,))}
+    plan = SweepPlan("digits/fedavg", e, space, SweepOptions(seeds=1, trials=2, finals=1, rounds=6), "text")
+    plan.save(folder)
+    if where == "space":
+        values = {"kind": "Choice", "values": [e.model.network, "evil:Net"], "reason": ""}
+        edit(folder / "sweep.json", space={"model.network": values})
+    ledger = Ledger(folder / "ledger.jsonl")
+    ledger.write({"event": "start", "time": 0.0, "versions": {}})
+    ledger.write({"event": "suggest", "trial": 0, "point": {"model.network": "evil:Net"}, "time": 1.0})
+    record = {"score": 0.5, "scores": {"0": 0.5}, "seconds": 1.0, "training_seconds": 0.5}
+    ledger.write({"event": "result", "trial": 0, "round": 1, "time": 2.0, "record": record})
+    for command in (["report", str(folder)], ["sweep", "--resume", str(folder)]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert ("names model.network = 'evil:Net', whose code would run" in said) == (where == "space")
+        assert ("trial 0 has model.network = 'evil:Net', which is no point" in said) == (where == "ledger")
+    assert not Path("ran").exists()
+
+
+def test_a_report_of_others_prepares_no_data_where_their_folder_says(experiment, tmp_path, finished, capsys):
+    config = json.loads((finished / "config.json").read_text())
+    elsewhere = tmp_path / "elsewhere"
+    edit(finished / "config.json", task=config["task"] | {"cache": str(elsewhere)})
+    assert main(["report", str(finished)]) == 0
+    assert not elsewhere.exists()
+    assert "task.cache" in (finished / "report" / "run.html").read_text()
+    with pytest.raises(InputError, match=r"was not written by you on this machine, and names task\.cache"):
+        anchorfl.Run(finished).partition()
+    assert len(anchorfl.Run(finished, places={"task.cache": str(tmp_path / "mine")}).partition())

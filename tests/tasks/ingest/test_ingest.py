@@ -291,6 +291,24 @@ def test_what_a_task_encodes_is_looked_at(tmp_path, change, said):
         prepare(task, TaskOptions(name="digits", clients=5, cache=str(tmp_path)), 0, engine="local")
 
 
+def test_a_series_that_lacks_steps_is_refused(tmp_path):
+    """It ended in a traceback, after all had been prepared."""
+    toy = find_task("toy-single")
+    short = pa.array([[1.0, 2.0, 3.0, 4.0]], pa.list_(pa.float32()))
+    task = replace(
+        toy,
+        fit=lambda table, options: InputSpec("series", (3, 2)),
+        encode=lambda t, spec: (e := toy.encode(t, toy.fit(t, OPTIONS))).set_column(
+            e.column_names.index("x"), "x", pa.chunked_array([short.take(pa.array([0] * len(t)))])
+        ),
+    )
+    with pytest.raises(InputError, match=r"an x of 4 numbers, .* shape \(3, 2\) in its InputSpec has 6, in steps of 2"):
+        prepare(task, replace(OPTIONS, cache=str(tmp_path)), 0, engine="local")
+
+
+OPTIONS = TaskOptions(name="toy-single", clients=3)
+
+
 def test_a_form_of_no_kind_is_refused(tmp_path):
     toy = find_task("toy-single")
     task = replace(toy, fit=lambda table, options: replace(toy.fit(table, options), kind="video"))

@@ -201,6 +201,12 @@ def test_files_give_the_same_text_as_the_option(tmp_path):
     assert read_client_classes(str(tmp_path / "sets.csv"), tmp_path / "elsewhere") == text
     assert sets_of_seed(read_client_classes("seeds.csv", tmp_path), 7) == json.loads(text)
     assert sets_of_seed(read_client_classes("seeds.csv", tmp_path), 9) is None
+    for seeds in ("seed,client,class\n07,0,a b\n07,0,c\n07,1,c\n", json.dumps({"07": by_name})):
+        (tmp_path / "zeros.csv").write_text(seeds)
+        given = read_client_classes("zeros.csv" if seeds[0] == "s" else seeds, tmp_path)
+        assert sets_of_seed(given, 7) == json.loads(text)
+    with pytest.raises(InputError, match="at least one a client"):
+        sets_of_seed(json_text({"north": [], "south": []}), 7)
     assert read_client_classes("", tmp_path) == ""
 
 
@@ -216,6 +222,9 @@ def test_files_give_the_same_text_as_the_option(tmp_path):
         ("sets.csv", b"client,class\n0,a\n1\n", r"sets\.csv:3: must have one value for each of client, class"),
         ("sets.csv", b"client,class\n0,a,b\n", r"sets\.csv:2: must have one value"),
         ("sets.csv", b"client,class\n0,\xff\n", "not UTF-8"),
+        ("sets.csv", b'client,class\n0,"a\n', r"sets\.csv: no CSV \(unexpected end of data\)"),
+        ("sets.csv", b"client,class\n0," + b"a" * 200_000, r"sets\.csv: no CSV \(field larger than field limit"),
+        ("sets.json", b'{"0": ["a"], "0": ["b"]}', r"sets\.json: '0' stands there twice"),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):

@@ -166,7 +166,7 @@ def test_more_clients_than_subjects_are_refused():
 
 def test_a_client_that_would_identify_nothing_is_refused():
     rows = rows_of([[1], [0]], subject_N=np.array(["a", "b"]))
-    with pytest.raises(InputError, match=r"client 1 would identify nothing.*use fewer \[task\] clients"):
+    with pytest.raises(InputError, match=r"user b would identify nothing.*use fewer \[task\] clients"):
         make_plan(rows, task_of(1, subjects="user"), options(2), 0)
     assert make_plan(rows, task_of(1, subjects="user"), options(1), 0).clients[0].rows.tolist() == [0, 1]
 

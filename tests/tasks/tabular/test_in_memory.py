@@ -46,6 +46,14 @@ def test_equal_tables_are_one_file_that_only_its_user_reads(frame, tmp_path):
         ({"a": [1]}, "data: a dict"),
         (pd.DataFrame({1: [2]}), "data: the name of column 1 is no text"),
         (pd.DataFrame({"secret": [1, "x", None]}), "data: Arrow cannot hold it (Conversion failed for column secret"),
+        (pd.DataFrame({"age": pd.cut(pd.Series([1.0, 5.0, 9.0]), 2)}), "data: column 'age' holds "),
+        (pd.DataFrame({"a": [1, 2], "big": [2**70, 1]}), "data: column 'big' holds object, which no Parquet file can"),
+        (pd.DataFrame({"a": [1, 2], "bag": [{}, {}]}), "data: column 'bag' holds struct<>, which no Parquet file can"),
+        (
+            pd.DataFrame({"bad": pd.Series(["x", "\udc80"], dtype=object)}),
+            "data: column 'bad' holds object, which no Parquet file",
+        ),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "data: two columns are called 'a'; rename one"),
     ],
 )
 def test_what_is_no_table_is_one_line(data, line, tmp_path):
@@ -102,6 +110,43 @@ def test_a_table_of_one_input_column_predicts_by_its_name(tmp_path, cells):
     assert main(["predict", str(run.folder), str(tmp_path / "new.parquet"), "--out", str(tmp_path / "p.csv")]) == 0
     by_file = pd.read_csv(tmp_path / "p.csv")[["ash", "birch", "cedar"]]
     assert np.allclose(run.predict(table.tail(5)), by_file, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "line"),
+    [
+        ("series", [[[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]], "sample 1: give a list of 3 steps, each a list of 2 values"),
+        ("series", [[[1.0, 2.0, 3.0], [4.0], [5.0, 6.0]]], "sample 1: give a list of 3 steps, each a list of 2 values"),
+        ("texts", None, "the input has two columns 'what'; rename one"),
+        ("texts", {"what": ["w"]}, "the input is {'what': ['w']}; give a list of texts"),
+        ("numbers", None, "the input has two columns 'what'; rename one"),
+    ],
+)
+def test_samples_of_another_form_are_no_predictions(tmp_path, made, given, line):
+    """Series were read in another order, and of two columns the names were taken for texts."""
+    cells = {
+        "series": [[[float(i % 3), 1.0], [2.0, float(i)], [0.0, 0.5]] for i in range(60)],
+        "texts": [f"word{i % 3} and more of them" for i in range(60)],
+        "numbers": [float(i % 5) for i in range(60)],
+    }[made]
+    table = pd.DataFrame({"what": cells, "kind": ["ash", "birch", "cedar"] * 20})
+    options = {"task.label_columns": "kind", "task.input_columns": "what", "task.cache": str(tmp_path / "cache")}
+    run = anchorfl.run(data=table, options=options | SMALL, folder=tmp_path / "run")
+    if given is None:
+        given = pd.concat([table[["what"]], table[["what"]]], axis=1)
+    elif isinstance(given, list):
+        given = pd.DataFrame({"what": given})
+    with pytest.raises(InputError) as caught:
+        run.predict(given)
+    assert str(caught.value) == line
+    arrow = pa.Table.from_pandas(table.head(4), preserve_index=False)
+    assert np.array_equal(run.predict(arrow), run.predict(table.head(4)))
+
+
+def test_paths_of_images_in_a_table_in_memory_are_one_line(tmp_path):
+    table = pd.DataFrame({"img": [f"img/{i}.png" for i in range(20)], "kind": ["ash", "elm"] * 10})
+    with pytest.raises(InputError, match="'img' holds paths of images, and a table in memory lies beside none: write"):
+        anchorfl.run(data=table, options={"task.label_columns": "kind", "task.cache": str(tmp_path)} | SMALL)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,19 @@ def test_other_numbers_for_labels_are_refused_as_a_whole(tmp_path, values):
     assert "skip" not in str(caught.value)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(("write", "kind"), [(parquet, int), (parquet, float), (parquet, bool), (csv, int)])
+def test_numbers_for_all_classes_in_a_cell_are_refused(tmp_path, classes, write, kind):
+    """They were read as lists of class 0 and class 1."""
+    rows = [[kind(i % classes == c) for c in range(classes)] for i in range(20)]
+    if write is csv:
+        path = csv(tmp_path, "x,kind\n" + "".join(f'{i},"{row}"\n' for i, row in enumerate(rows)))
+    else:
+        path = parquet(tmp_path, {"x": [i * 0.5 for i in range(20)], "kind": rows})
+    with pytest.raises(InputError, match=rf"column 'kind' holds {classes} numbers of 0 and 1 in each row; give a col"):
+        table(path)
+
+
 def test_words_for_the_splits(tmp_path):
     words = ["Training", "TRAIN ", "val", "Validation", "Testing", "test"]
     path = parquet(tmp_path, {"x": [1.5] * 12, "kind": ["a", "b"] * 6, "part": words * 2})

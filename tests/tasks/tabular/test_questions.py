@@ -44,6 +44,20 @@ QUESTIONS = {
         {"sad": [0, 1] * 30, "calm": [0, 0, 1] * 20, "happy": [1, 1, 0] * 20},
         {"label_columns": "sad,calm"}, "happy", {"label_columns", "ignore_columns", "input_columns"},
     ),
+    "labels of -1 and 1 left over": (
+        {"sad": [-1, 1] * 30, "calm": [-1, -1, 1] * 20, "happy": [1, 1, -1] * 20},
+        {"label_columns": "sad,calm"}, "happy", {"label_columns", "ignore_columns", "input_columns"},
+    ),
+    "sites as floats, as where one had been missing": (
+        {"Hospital": RNG.permutation(np.repeat([1.0, 2.0, 3.0, 4.0], 15)).tolist()}, {}, "'Hospital'",
+        {"client_column", "ignore_columns"},
+    ),
+    "a code of the class": ({"code": [0, 1, 2] * 20}, {}, "'code'", {"ignore_columns", "input_columns"}),
+    "a code with a fraction": ({"code": [0.5, 1.5, 2.5] * 20}, {}, "'code'", {"ignore_columns", "input_columns"}),
+    "a truth value for the class": (
+        {"sick": [True, False] * 30, "state": ["ill", "well"] * 30}, {"label_columns": "state"},
+        "'sick'", {"ignore_columns", "input_columns"},
+    ),
 }  # fmt: skip
 
 

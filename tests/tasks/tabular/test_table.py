@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +108,9 @@ def test_parquet_and_csv_give_the_same(tmp_path, inputs, kind, shape, payload):
     assert made[0] == made[1]
 
 
+@pytest.mark.parametrize("validation_from", ["server", "clients"])
 @pytest.mark.parametrize("client_test", ["none", "0.2"])
-def test_rows_of_which_no_label_is_known_are_for_training_alone(tmp_path, client_test):
+def test_rows_of_which_no_label_is_known_are_for_training_alone(tmp_path, client_test, validation_from):
     """With several labels, too: nothing could be scored there, and they would count as wrong in rankings."""
     rng = np.random.default_rng(0)
     known = [i % 4 == 0 for i in range(400)]
@@ -116,7 +118,8 @@ def test_rows_of_which_no_label_is_known_are_for_training_alone(tmp_path, client
     columns |= {name: [int(rng.random() < 0.5) if k else None for k in known] for name in ("is_a", "is_b")}
     columns["is_b"][0] = None  # one label of two is enough
     options = TaskOptions(file=parquet(tmp_path, columns), cache=str(tmp_path / "cache"), label_columns="is_*",
-                          clients=2, partition="iid", client_test=client_test, validation=0.1)  # fmt: skip
+                          clients=2, partition="iid", client_test=client_test, validation=0.1,
+                          validation_from=validation_from)  # fmt: skip
     options = resolve_options(options, lambda line: None)
     data = prepare(task_of(options), options, 1, engine="local")
     held = [data.split(name, Objective("multi")) for name in ("validation", "test")]
@@ -325,7 +328,7 @@ def test_odd_types_become_plain(tmp_path):
         "a.b": pa.array([1, 2] * 10, pa.decimal128(5, 1)),
         "a": pa.array([True, False] * 10),
         "fixed": pa.array([[1.0, 2.0]] * 20, pa.list_(pa.float16(), 2)),
-        "kind": pa.array(["u", "v"] * 10).dictionary_encode(),
+        "kind": pa.array(["u", "v", "v", "u"] * 5).dictionary_encode(),
         "empty": pa.nulls(20),
     }
     path = parquet(tmp_path, columns)
@@ -361,6 +364,60 @@ def test_samples_for_a_trained_model(tmp_path):
     parquet(tmp_path, {"height": [1.0], "girth": ["x"]})
     with pytest.raises(InputError, match=r"column 'girth' holds string, no number"):
         read_samples(tmp_path / "t.parquet", spec, "single", KINDS)
+
+
+@pytest.mark.parametrize(
+    ("classes", "new", "separator"),
+    [
+        (["01", "1", "x"], ["01", "01"], ""),
+        (["True", "False", "Unknown"], ["True", "False"], ""),
+        (["007", "8", "nine"], ["007", ""], ""),
+        (["2024-01-02", "2024-01-03", "never"], ["2024-01-02", "2024-01-03"], ""),
+        (["01;02", "02", "x"], ["01;02", "02"], ";"),
+        (["1", "2", "3"], ["1.0", ""], ""),
+        (["True", "False", "True"], ["TRUE", "False"], ""),
+    ],
+)
+def test_labels_of_new_rows_are_read_as_those_of_training(tmp_path, classes, new, separator):
+    """Whatever the new rows alone look like: 01 was class 1 there."""
+    old = csv(tmp_path, "x,kind\n" + "".join(f"{i}.5,{kind}\n" for i, kind in enumerate(classes * 10)))
+    task, raw, options = table(old, label_separator=separator)
+    spec = task.fit(raw, options)
+    csv(tmp_path, "x,kind\n" + "".join(f"{i}.5,{kind}\n" for i, kind in enumerate(new)), "new.csv")
+    found = read_samples(tmp_path / "new.csv", spec, task.kind, task.class_names).table["labels"].to_pylist()
+    named = [[task.class_names[c] for c in row] for row in found]
+    plain = {"1.0": "1", "TRUE": "true"} | ({"True": "true", "False": "false"} if "Unknown" not in classes else {})
+    assert named == [[plain.get(k, k) for k in kind.split(separator or None) if k] for kind in new]
+
+
+def test_an_empty_line_of_one_column_is_an_empty_cell(tmp_path):
+    """It was left out, and every later prediction stood beside another row."""
+    old = csv(tmp_path, "a,kind\n" + "".join(f"{i}.5,{'uv'[i % 2]}\n" for i in range(20)))
+    task, raw, options = table(old)
+    spec = task.fit(raw, options)
+    for end in ("", "\n", "\n\n\n"):
+        csv(tmp_path, "a\n1.5\n\n-2.5" + end, "new.csv")
+        found = read_samples(tmp_path / "new.csv", spec, "single", ("u", "v")).table
+        assert found["row"].to_pylist() == [0, 1, 2]
+        assert np.array_equal(np.array(found["values"].to_pylist())[:, 0], [1.5, np.nan, -2.5], equal_nan=True)
+
+
+def test_the_drawn_test_split_leaves_a_client_a_row_with_a_label(tmp_path):
+    """Ten sites of six rows, half of them with one label each: a fifth of the labels is drawn."""
+    label = ["u" if i % 6 == 0 or (i >= 30 and i % 2) else "" for i in range(60)]
+    label = [kind and "uv"[i // 3 % 2] for i, kind in enumerate(label)]
+    rows = "".join(f"{i}.5,s{i // 6},{kind}\n" for i, kind in enumerate(label))
+    path = csv(tmp_path, f"x,site,kind\n{rows}")
+    for seed in range(8):
+        options = TaskOptions(file=path, label_columns="kind", client_column="site", split_seed=seed,
+                              cache=str(tmp_path / "cache"), validation=0.0)  # fmt: skip
+        options = resolve_options(options, lambda line: None)
+        data = prepare(task_of(options), options, 1, engine="local")
+        assert data.manifest.client_names == tuple(f"s{i}" for i in range(10))
+    path = csv(tmp_path, f"x,site,kind\n{rows}1.5,t,\n2.5,t,\n", "bare.csv")
+    options = replace(options, file=path)
+    with pytest.raises(InputError, match="site t would identify nothing, since none of its training rows has a class"):
+        prepare(task_of(options), resolve_options(options, lambda line: None), 1, engine="local")
 
 
 def pq_to_csv(path, columns):
