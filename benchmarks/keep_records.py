@@ -18,6 +18,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from anchorfl.pipeline.storage import places
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, read_result
 from anchorfl.pipeline.storage.run_record import line_of, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
@@ -27,20 +28,31 @@ DROPPED = ("system/", "time/process")
 """Metrics that say something of the machine alone."""
 
 PLACES = ("output", "task.root", "task.cache", "cluster.backup", "tracking.uri")
-"""Options that name places on the machine; no result depends on them."""
+"""Options that name places on the machine; no result depends on them. Of any other place that is a path from the root
+its last name is kept.
+"""
 
 
 def slim(folder: Path) -> dict[str, bytes]:
     """Return the four files of a run, by name."""
     about = {key: value for key, value in read_metadata(folder).items() if key != "user"}
     about |= {"folder": folder.name, "artifacts": [], "parent": None}
-    about["params"] = {key: "" if key in PLACES else value for key, value in about["params"].items()}
+    about["params"] = {key: _nameless(key, value) for key, value in about["params"].items()}
     lines = [json.dumps(_round(json.loads(line_of(record)))) for record in with_final_scores(folder)]
     config = json.loads((folder / CONFIG).read_text())
-    for section, _, name in (place.rpartition(".") for place in PLACES):
-        (config[section] if section else config)[name] = ""
+    for option in {*PLACES, *places.PLACES}:
+        section, _, name = option.rpartition(".")
+        table = config[section] if section else config
+        if name in table or option in PLACES:
+            table[name] = _nameless(option, table.get(name, ""))
     texts = [json.dumps(about), json.dumps(config), (folder / RESULT).read_text(), "\n".join(lines) + "\n"]
     return {name: text.encode() for name, text in zip(RECORDS, texts, strict=True)}
+
+
+def _nameless(option: str, value: Any) -> Any:
+    if option in PLACES:
+        return ""
+    return Path(value).name if option in places.PLACES and str(value).startswith("/") else value
 
 
 def _round(line: dict[str, Any]) -> dict[str, Any]:
@@ -54,8 +66,8 @@ def write(archive: Path, runs: dict[str, dict[str, bytes]]) -> None:
     draft = archive.with_name(archive.name + ".tmp")
     with tarfile.open(draft, "w:xz", preset=9) as tar:
         # file by file over all runs: like stands beside like, which packs better
-        for file in next(iter(runs.values())):
-            for name, files in sorted(runs.items()):
+        for file in dict.fromkeys(file for files in runs.values() for file in files):
+            for name, files in sorted((name, files) for name, files in runs.items() if file in files):
                 entry = tarfile.TarInfo(f"{name}/{file}")
                 entry.size = len(files[file])
                 tar.addfile(entry, io.BytesIO(files[file]))
@@ -81,10 +93,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the archive, .tar.xz")
     options = parser.parse_args()
     runs = read(options.out)
-    before = len(runs)
+    before, folders = len(runs), dict[str, Path]()
     for path in sorted(path for top in options.runs for path in top.rglob("run.json")):
         try:
             if read_result(path.parent):
+                other = folders.setdefault(path.parent.name, path.parent)
+                if other != path.parent:
+                    parser.exit(
+                        2, f"{other} and {path.parent}: runs are kept by the names of their folders: rename one\n"
+                    )
                 runs[path.parent.name] = slim(path.parent)
         except InputError as error:
             parser.exit(2, f"{error}\n")

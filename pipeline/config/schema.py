@@ -144,7 +144,9 @@ def to_toml(experiment: Experiment) -> str:
 
 def toml_of(tree: Mapping[str, Any]) -> str:
     """Return the sections of an experiment as TOML; None is the text that options read as none."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    lines = [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in tree.items() if not isinstance(value, dict)
+    ]
     for section, values in tree.items():
         if isinstance(values, dict):
             lines += ["", f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in values.items())]
@@ -153,4 +155,6 @@ def toml_of(tree: Mapping[str, Any]) -> str:
 
 def _toml(value: Any) -> str:
     """Return the value of an option in TOML; a table, which stands for JSON, as a text of it."""
-    return json.dumps("none" if value is None else json_text(value) if isinstance(value, dict) else value)
+    # TOML takes no halves of a character beyond U+FFFF, as which JSON would escape it
+    text = "none" if value is None else json_text(value) if isinstance(value, dict) else value
+    return json.dumps(text, ensure_ascii=False)

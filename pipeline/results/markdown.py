@@ -9,8 +9,10 @@ from anchorfl.tasks.errors import escaped, escaped_lines
 
 
 def plain_markdown(text: str) -> str:
-    """Return a text in which no tag opens, as Markdown would pass it on to the browser, with controls as escapes."""
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", escaped_lines(text))
+    """Return a text in which no tag opens, as Markdown would pass it on to the browser, and no link or picture, with
+    controls as escapes.
+    """
+    return re.sub(r"\](?=[\[(:])", r"\\]", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", escaped_lines(text)))
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:

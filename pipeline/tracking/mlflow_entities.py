@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -27,8 +28,12 @@ TRIAL_STATUS = "trial_status"
 
 
 def key(name: str) -> str:
-    """Return a name as MLflow accepts it."""
-    return re.sub(r"[^\w./: -]", "_", name)[:KEY_LENGTH]
+    """Return a name as MLflow accepts it; of a long one head and end, and a digest of the whole between them."""
+    plain = re.sub(r"[^\w./: -]", "_", name)
+    if len(plain) <= KEY_LENGTH:
+        return plain
+    middle, end = f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}_", plain[-60:]
+    return plain[: KEY_LENGTH - len(middle) - len(end)] + middle + end
 
 
 def metrics(record: RoundRecord) -> list[Any]:

@@ -237,7 +237,7 @@ def sweep(
     from anchorfl.pipeline.config.schema import section_from, to_toml
     from anchorfl.tuning.search.options import SweepOptions
     from anchorfl.tuning.search.search_space import space_of
-    from anchorfl.tuning.sweep.plan import SweepPlan, check_typed, new_sweep_folder, on_whole_grid
+    from anchorfl.tuning.sweep.plan import SweepPlan, check_searched, check_typed, new_sweep_folder, on_whole_grid
     from anchorfl.tuning.sweep.sweep import run_sweep
 
     check_typed(options or {})
@@ -247,6 +247,7 @@ def sweep(
     plan = SweepPlan(name, experiment, space_of(experiment, space), how, to_toml(experiment))
     if how.searcher == "grid" and "trials" not in search:
         plan = on_whole_grid(plan)
+    check_searched(plan)
     return run_sweep(plan, new_sweep_folder(name, str(folder)), _log(quiet))
 
 

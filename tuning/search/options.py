@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,9 +60,9 @@ class SweepOptions:
     def __post_init__(self) -> None:
         lowest = {"trials": 1, "seeds": 1, "slots": 1, "reduction": 2, "rounds": 0, "grace": 0, "finals": 0}
         for name, low in (lowest | {"concurrent": 0, "hours": 0, "cost": 0, "cpu_price": 0, "gpu_price": 0}).items():
-            if getattr(self, name) < low:
+            if not low <= getattr(self, name) < math.inf:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {low}")
-        if self.cpus <= 0:
+        if not 0 < self.cpus < math.inf:
             raise ValueError(f"--cpus {self.cpus}: must be above 0")
 
     def check_together(self) -> None:

@@ -48,14 +48,14 @@ def _put(lines: list[str], section: str, key: str, value: Value) -> list[str]:
     """Set ``key`` in a table; a remark behind the old value stays, a missing key or table is added."""
     starts = [i for i, line in enumerate(lines) if line.strip() == f"[{section}]"]
     if not starts:
-        return [*lines, "", f"[{section}]", f"{key} = {json.dumps(value)}"]
+        return [*lines, "", f"[{section}]", f"{key} = {json.dumps(value, ensure_ascii=False)}"]
     first = starts[0] + 1
     last = next((i for i in range(first, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
     for i in range(first, last):
         match = re.fullmatch(rf"(\s*){re.escape(key)}\s*=[^#\"']*(?:\"[^\"]*\"|'[^']*')?\s*(#.*)?", lines[i])
         if match:
             remark = f"  {match[2]}" if match[2] else ""
-            return [*lines[:i], f"{match[1]}{key} = {json.dumps(value)}{remark}", *lines[i + 1 :]]
+            return [*lines[:i], f"{match[1]}{key} = {json.dumps(value, ensure_ascii=False)}{remark}", *lines[i + 1 :]]
     while last > first and not lines[last - 1].strip():
         last -= 1
-    return [*lines[:last], f"{key} = {json.dumps(value)}", *lines[last:]]
+    return [*lines[:last], f"{key} = {json.dumps(value, ensure_ascii=False)}", *lines[last:]]

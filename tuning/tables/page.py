@@ -117,6 +117,9 @@ def _blocks(table: Table) -> Iterator[Block]:
         entries = [e for e in table.entries if e.row in rows]
         floor = most_frequent_rows(table, rows)
         paragraphs = [*([MOST_FREQUENT_MEANING] if floor else []), *quoted_lines(table.paper, data)]
+        name = table.paper.proposed_method
+        if not table.varied and table.reference(rows[0]) is None and any(r.label.startswith(f"{name}(") for r in rows):
+            paragraphs.append(f"No validation score chooses among the rows of {name}, so that nothing is tested.")
         yield Block(data, rows=[*verdicts(entries, table.seeds), *floor], paragraphs=paragraphs)
         if any(e.against for e in entries):
             yield Block(f"{data}: {_against(table, rows)}", rows=_tests(entries))

@@ -137,20 +137,25 @@ class Table:
         """Return the row that a row is tested against; None where that is not in the table.
 
         It is the paper's own method on the same data; of several rows of it (FedALC with each lambda) the one with the
-        best validation score. Where an option is varied, it is the same preset with its own value.
+        best validation score, and none where not all of them have such. Where an option is varied, it is the same
+        preset with its own value.
         """
         if row.change is None:
             name = self.paper.proposed_method
             paper_rows = [r for r in self.rows if r.data == row.data and not r.own]
             rows = [r for r in paper_rows if r.label == name or r.label.startswith(f"{name}(")]
-            return max(rows, key=self._validation, default=None)
+            run = [r for r in rows if self.of(r)] or rows[:1]
+            scores = {r.key: self._validation(r) for r in run}
+            if len(run) > 1 and None in scores.values():
+                return None
+            return max(run, key=lambda r: scores[r.key] or 0.0, default=None)
         return next((r for r in self.rows if r.base == row.base and r.change and r.change.is_preset_value), None)
 
-    def _validation(self, row: Row) -> float:
-        """Return the mean validation score of a row's runs; below every score where there is none."""
+    def _validation(self, row: Row) -> float | None:
+        """Return the mean validation score of a row's runs; None where there is none."""
         runs = self.of(row).values()
         scores = [r.result["scores"].get("validation", {}).get(r.family.primary.name) for r in runs if r.result]
-        return statistics.fmean(known) if (known := [score for score in scores if score is not None]) else -1.0
+        return statistics.fmean(known) if (known := [score for score in scores if score is not None]) else None
 
     def of(self, row: Row) -> dict[int, RunSummary]:
         """Return the finished runs of a row by seed."""

@@ -20,6 +20,12 @@ def test_the_tree_is_its_own_inverse(experiment):
         assert from_tree(to_tree(e)) == e
 
 
+def test_any_character_comes_back_from_toml():
+    """TOML takes no halves of one beyond U+FFFF, as which JSON escapes it."""
+    e = with_options(read_preset("digits/fedavg"), {"tracking.run_name": "𠮷野 \U0001f600 é"})
+    assert from_tree(tomllib.loads(to_toml(e))) == e
+
+
 def test_a_list_or_a_table_may_stand_for_json(tmp_path):
     """In a preset, in Python and on the command line; as TOML it is one line of text."""
     path = tmp_path / "own.toml"

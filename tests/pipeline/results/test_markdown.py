@@ -19,6 +19,12 @@ def test_a_tag_does_not_open_and_a_comparison_stays():
     assert plain_markdown("p < 0.05, a <= b") == "p < 0.05, a <= b"
 
 
+def test_a_name_is_no_link_and_no_picture():
+    name = "![x](https://evil.example/p.png) [click](javascript:alert(1)) [a][b]"
+    assert plain_markdown(name) == name.replace("](", r"\](").replace("][", r"\][")
+    assert plain_markdown("a[1], b [2]") == "a[1], b [2]"
+
+
 def test_a_cell_stays_in_its_place():
     assert markdown_table([["a"], ["x|y\nz"]]) == "| a |\n| --- |\n| x\\|y\\nz |"
 

@@ -131,6 +131,9 @@ def test_runs_are_compared(finished):
         ({"trails": 3}, "no option 'trails' in [sweep] (did you mean 'trials'?)"),
         ({"searcher": "grdi"}, "sweep.searcher = 'grdi' (did you mean 'grid'?): one of optuna, random, grid"),
         ({"rule": "first"}, "sweep.rule = 'first': one of last, mean5, best"),
+        ({"hours": float("nan")}, "sweep.hours = nan: must be a finite number"),
+        ({"cpus": float("inf")}, "sweep.cpus = inf: must be a finite number"),
+        ({"space": ["federation.trim_fraction=0.1,0.2"]}, "federation.trim_fraction does nothing here, it belongs to"),
     ],
 )
 def test_bad_options_of_a_sweep_are_one_line(options, line):

@@ -53,6 +53,31 @@ def test_no_name_of_a_user_or_a_folder_is_kept(run):
     assert "system/" not in text
 
 
+def test_a_place_from_the_root_keeps_its_last_name(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    for file in ("config.json", "run.json"):
+        text = json.loads((copy / file).read_text())
+        if file == "run.json":
+            text["params"]["class_embeddings.encoder"] = "/home/someone/model"
+        else:
+            text["class_embeddings"]["encoder"] = "/home/someone/model"
+        (copy / file).write_text(json.dumps(text))
+    kept = b"".join(slim(copy).values())
+    assert b"someone" not in kept
+    assert kept.count(b'"model"') >= 2
+
+
+def test_two_runs_of_one_name_are_not_kept_as_one(run, tmp_path, monkeypatch, capsys):
+    for place in ("a", "b"):
+        shutil.copytree(run, tmp_path / place / "one")
+    monkeypatch.setattr(sys, "argv", ["keep_records", str(tmp_path), "--out", str(tmp_path / "kept.tar.xz")])
+    with pytest.raises(SystemExit):
+        main()
+    assert "a/one and " in capsys.readouterr().err
+    assert not (tmp_path / "kept.tar.xz").exists()
+
+
 def test_runs_are_added_and_the_same_runs_give_the_same_bytes(run, tmp_path):
     archive = tmp_path / "kept.tar.xz"
     write(archive, {"b": slim(run)})

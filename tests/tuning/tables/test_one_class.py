@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -57,6 +58,12 @@ def test_rows_without_their_files_are_left_out(tmp_path, monkeypatch):
         jobs_of(attach_folders(table_runs, index_runs(tmp_path)), index_runs(tmp_path), tmp_path, quiet)
     )
     assert set(absent) == {"voc07", "eurlex"}
+
+
+def _without_validation(run):
+    """As of a run with ``task.validation = 0``."""
+    scores = {split: values for split, values in run.result["scores"].items() if split != "validation"}
+    return dataclasses.replace(run, result=run.result | {"scores": scores})
 
 
 def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(table_runs, tmp_path, monkeypatch):
@@ -135,6 +142,9 @@ def test_the_best_lambda_is_the_one_with_the_best_mean_on_validation(tmp_path, m
         "fedalc-10", "fedalc-100", "fedalc-150",
     ]  # fmt: skip
     assert {table.reference(row).name for row in table.rows} == {"fedalc-100"}
+    unscored = dataclasses.replace(table, finished={d: _without_validation(run) for d, run in table.finished.items()})
+    assert {unscored.reference(row) for row in unscored.rows} == {None}
+    assert not any(e.against for e in unscored.entries)
     (against,) = (e.against for e in table.entries if (e.row.name, e.metric.published) == ("fedalc-10", "p@3"))
     assert against.difference == pytest.approx((0.5 + 0.6 - 0.7 - 0.1) / 2)
 
