@@ -37,6 +37,9 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     belong("federation.aggregation krum", krum, "federation", "krum_num_malicious", "krum_num_selected")
     belong("federation.dp_noise", bool(federation.dp_noise), "federation", "dp_delta")
     belong("federation.batched_clients", federation.batched_clients, "federation", "batch_rows")
+    alone = not federation.batched_clients  # which are computed at once, or fail at once
+    belong("federation.batched_clients False", alone, "federation", "retries", "quorum", "backup_fraction")
+    belong("federation.batched_clients False", alone, "optimizer", "microbatch_tokens")
     belong("federation.client_fraction 0", not federation.client_fraction, "federation", "clients_per_round")
     belong("federation.steps 0", not federation.steps, "federation", "epochs")
     network = experiment.model.network

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.training.run_spec import RunSpec
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import PreparedDataError
 from anchorfl.tasks.files import object_store
 
 ROUND = "kept in round"
@@ -40,8 +40,10 @@ class KeptMemories:
         location = run_spec.experiment.cluster.memories
         return cls(location, run_spec) if location else None
 
-    def put(self, client: int, round_: int, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Keep a memory, and return what stands for it."""
+    def put(
+        self, client: int, round_: int, memory: Mapping[str, Tensor], before: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Keep a memory, and return what stands for it. before: what stood for the one that the client began with."""
         if not memory:
             return {}
         folder = object_store.join(self.location, f"{client:05d}")
@@ -50,13 +52,16 @@ class KeptMemories:
         object_store.write_bytes(
             object_store.join(folder, _name(round_)), save({k: v.contiguous() for k, v in memory.items()})
         )
-        old = sorted(name for name in object_store.sizes(folder) if name < _name(round_ - self.rounds))
-        for name in old[:-1]:  # the last of them is still the client's at the oldest checkpoint
+        there = sorted(object_store.sizes(folder))
+        began = _name(int(before[ROUND]) if ROUND in before else -1)
+        dropped = [name for name in there if began < name < _name(round_)]  # of attempts that were not merged
+        old = [name for name in there if name < _name(round_ - self.rounds) and name not in dropped]
+        for name in (*dropped, *old[:-1]):  # the last of them is still the client's at the oldest checkpoint
             object_store.delete(object_store.join(folder, name))
         return {ROUND: torch.tensor(round_)}
 
     def get(self, client: int, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the memory that ``kept`` stands for. InputError where it is gone."""
+        """Return the memory that ``kept`` stands for. PreparedDataError, which ends the run, where it is gone."""
         if ROUND not in kept:
             return dict(kept)
         place = object_store.join(self.location, f"{client:05d}", _name(int(kept[ROUND])))
@@ -64,7 +69,7 @@ class KeptMemories:
             return load(object_store.read_bytes(place))
         except FileNotFoundError as error:
             where = object_store.shown(place)
-            raise InputError(
+            raise PreparedDataError(
                 f"client {client}: what it kept is gone: {where} is missing; start the run anew"
             ) from error
 

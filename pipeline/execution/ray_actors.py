@@ -224,7 +224,9 @@ class ClientActor:
             else:
                 gathering.add(client, result.update)
             keeps = self.memories[run]
-            kept = keeps.put(client, round_, result.memory) if keeps is not None else result.memory
+            kept = result.memory
+            if keeps is not None:
+                kept = keeps.put(client, round_, kept, _unpack(memories[index]))
             new_memories[index] = messages.pack(kept, copy=False)
             metrics.append(FitMetrics(result.loss, result.seconds, *sizes))
         node = ray.get_runtime_context().get_node_id()

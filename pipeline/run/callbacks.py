@@ -46,6 +46,11 @@ class Callbacks:
         self.stop = ""
         """Name of the callback that asked for the end; empty: none did."""
 
+    def asked_before(self, name: str) -> None:
+        """Take up that a callback of that name, if it is among them, asked for the end before a kill."""
+        if name in map(name_of, self.callbacks):
+            self.stop = name
+
     def report(self, record: RoundRecord) -> None:
         """Call all with a round. CallbackError where one fails.
 
@@ -54,7 +59,7 @@ class Callbacks:
         for callback in self.callbacks:
             per_class = {name: dict(values) for name, values in record.per_class.items()}
             report = RoundReport(record.round, self.rounds, dict(record.metrics), per_class, self.folder)
-            name = getattr(callback, "__qualname__", type(callback).__qualname__)
+            name = name_of(callback)
             threads, kind = torch.get_num_threads(), torch.get_default_dtype()
             products, gradients = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
             try:
@@ -71,3 +76,8 @@ class Callbacks:
                 torch.set_default_dtype(kind)
                 torch.set_float32_matmul_precision(products)
                 torch.set_grad_enabled(gradients)
+
+
+def name_of(callback: Callback) -> str:
+    """Return the name of a callback."""
+    return str(getattr(callback, "__qualname__", type(callback).__qualname__))

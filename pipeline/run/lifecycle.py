@@ -250,9 +250,10 @@ def federate(
     loop = open_loop(run_spec, executor, folder, progress, log, parent)
     if callbacks:
         loop.callbacks = Callbacks(callbacks, run_spec.experiment.federation.rounds, folder)
+        loop.callbacks.asked_before(loop.state.stop)
         if last := loop.state.round:  # a kill may have come before they had it, and what they said of it is not kept
             loop.unreported = next(record for record in read_records(folder)[0] if record.round == last)
-    if loop.state.round < run_spec.experiment.federation.rounds:
+    if loop.goes_on:
         (folder / RESULT).unlink(missing_ok=True)  # of an end that a callback asked for: the run goes on
     status: Status = "FAILED"
     try:

@@ -59,7 +59,7 @@ class Progress:
             self._notes(scores)
             self.began = time.perf_counter()
             return
-        left = (time.perf_counter() - self.began) / (round_ - self.start) * (self.rounds - round_)
+        left = (time.perf_counter() - self.began) / max(1, round_ - self.start) * (self.rounds - round_)
         parts = [head, f"{format_duration(left)} left", *([f"{len(outcome.failed)} failed"] if outcome.failed else [])]
         parts += [f"loss {outcome.loss:.4f}", format_bytes(self.moved), f"{seconds:.1f} s"]
         self.log(terminal.fitted(parts, terminal.width(self.out)))

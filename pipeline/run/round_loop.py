@@ -62,6 +62,8 @@ class LoopState:
     """Best validation score so far, where ``evaluation.patience`` asks; -1: none."""
     since_peak: int = 0
     """Scored rounds since then."""
+    stop: str = ""
+    """Name of the callback that asked for the end, which waits for a round that is scored and saved; empty: none."""
 
     def summary(self, restarts: int = 0) -> str:
         """Return a line about all that went wrong; empty where nothing did."""
@@ -126,6 +128,9 @@ class RoundLoop:
         """Return the server's state of the selected round, once the last one is saved."""
         self._run_up_to(last)  # again, where what it should have saved was lost
         self.checkpoints.wait()
+        every = self.experiment.evaluation.save_state_every
+        if self.stopped_by_callback and every and not self._due(last, every):
+            self.checkpoints.keep(last, self.executor.snapshot())
         return self.best or self.executor.snapshot()
 
     def steps(self) -> Iterator[int]:
@@ -139,18 +144,25 @@ class RoundLoop:
         callbacks, record, self.unreported = self.callbacks, self.unreported, None
         if callbacks is not None and record is not None:
             callbacks.report(record)
+            self.state.stop = callbacks.stop
         if round_ == self.experiment.federation.rounds:
             return False
         every = self.experiment.evaluation.every, self.experiment.cluster.checkpoint_every
         if self._is_out_of_patience(round_):
             rounds = self.state.since_peak
             self.stopped = f"after round {round_}: no better validation score in {rounds} scored rounds"
-        elif callbacks is not None and callbacks.stop and all(self._due(round_, one) for one in every):
+        elif callbacks is not None and round_ and callbacks.stop and all(self._due(round_, one) for one in every):
             self.stopped, self.stopped_by_callback = f"after round {round_} by callback {callbacks.stop}", True
         else:
             return False
         self.progress.log(f"stopped {self.stopped}")
         return True
+
+    @property
+    def goes_on(self) -> bool:
+        """True where a round is left to run: an end that a callback asked for is none to whoever has no callback."""
+        last = self.state.round
+        return last < self.experiment.federation.rounds and not self._is_out_of_patience(last)
 
     def _is_out_of_patience(self, round_: int) -> bool:
         """Return whether a round that was scored is the last by ``evaluation.patience``."""

@@ -24,6 +24,7 @@ from anchorfl.pipeline.storage.run_folder import RESULT
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 
+FINAL_SCORES = "final_scores/metrics.jsonl"
 CHECKPOINT, INDEX, RECORD = "checkpoint", "checkpoint/checkpoint.json", "run.json"
 END_ATTEMPTS = 3
 """At the end of a run a store that does not answer is asked so many times."""
@@ -106,9 +107,10 @@ class Backup:
             parts = checkpoint_files(index, self.folder / INDEX)
             if not self._looked:
                 self._look(parts, index)
-            if RESULT in self._known.keys() - texts.keys():
-                object_store.delete(object_store.join(self.uri, RESULT))
-                del self._known[RESULT]
+            for name in (RESULT, FINAL_SCORES):  # of an end that a callback asked for: the run went on
+                if name in self._known.keys() - texts.keys() and not (self.folder / name).exists():
+                    object_store.delete(object_store.join(self.uri, name))
+                    del self._known[name]
             names = [*self._files(), *(f"{CHECKPOINT}/{file}" for file in parts)]
             for name in names:
                 self._copy(name)

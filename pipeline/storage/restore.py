@@ -34,9 +34,9 @@ class BackupStatus:
     """Round of the checkpoint; without one, of the last record (in a sweep: the trials that ended)."""
 
     @property
-    def progress(self) -> tuple[bool, int]:
-        """A key that is larger for what is further."""
-        return self.finished, self.round
+    def progress(self) -> tuple[int, bool]:
+        """A key that is larger for what is further: an end that a callback asked for comes before later rounds."""
+        return self.round, self.finished
 
     def __str__(self) -> str:
         return "finished" if self.finished else f"at {self.round}" if self.round >= 0 else "not begun"

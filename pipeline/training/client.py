@@ -186,7 +186,7 @@ class ClientRunner:
         secure: SecureRound | None = None,
     ) -> Iterator[tuple[int, FitResult[Any] | Exception]]:
         """Train the clients that have a message, be it empty, as stacks of at most ``size``; yield each one's result,
-        or what went wrong with it. As ``fit``, up to rounding. A stack that runs out of memory is halved.
+        or what went wrong with it. As ``fit``, up to rounding. A stack that fails, or runs out of memory, is halved.
         """
         broadcast = messages.to(broadcast, self.device)
         waiting = deque[tuple[list[int], int]]([([*client_messages], size)])
@@ -209,7 +209,9 @@ class ClientRunner:
             for group in groups_of(members, size):
                 try:
                     yield from self._fit_stack(round_, broadcast, group, secure)
-                except torch.OutOfMemoryError as error:
+                except InputError:
+                    raise
+                except Exception as error:  # out of memory, or the fault of one of them
                     numbers = [member.fitting.trainer.ctx.card.client for member in group]
                     if len(numbers) > 1:  # once the others are done
                         waiting.append((numbers, (len(numbers) + 1) // 2))
@@ -222,16 +224,12 @@ class ClientRunner:
     def _fit_stack(
         self, round_: int, broadcast: ServerState, group: Sequence[Member], secure: SecureRound | None
     ) -> Iterator[tuple[int, FitResult[Any] | Exception]]:
-        """Train a stack; yield each client's result, or what went wrong with it. OutOfMemoryError before the first."""
+        """Train a stack; yield each client's result, or what went wrong with it. Whatever the steps raise comes before
+        the first.
+        """
         numbers = [member.fitting.trainer.ctx.card.client for member in group]
-        try:
-            stack = Stack(self.training, self.workspace, group)
-            stack.train()
-        except (InputError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # costs the stack's clients
-            yield from ((client, error) for client in numbers)
-            return
+        stack = Stack(self.training, self.workspace, group)
+        stack.train()
         for k, client in enumerate(numbers):
             try:
                 result = self._sent(stack.result(k), client, round_, broadcast, secure)

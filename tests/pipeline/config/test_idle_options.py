@@ -35,6 +35,7 @@ def test_a_method_reads_the_learning_rate_or_says_that_it_does_not(experiment, f
         ("digits/fedavg", {"federation.trim_fraction": 0.3}, "federation.trim_fraction", "trimmed_mean"),
         ("digits/fedavg", {"federation.steps": 9, "federation.epochs": 3}, "federation.epochs", "federation.steps 0"),
         ("digits/fedavg", {"federation.batch_rows": 77}, "federation.batch_rows", "batched_clients"),
+        ("bibtex/fedalc-10", {"federation.retries": 5}, "federation.retries", "federation.batched_clients False"),
         (
             "digits/fedavg",
             {"federation.client_fraction": 0.5, "federation.clients_per_round": 3},

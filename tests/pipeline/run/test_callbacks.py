@@ -100,6 +100,32 @@ def test_true_ends_the_run_where_it_is_scored_and_saved(tmp_path, finished_run, 
     assert "stopped after round" in repr(anchorfl.Run(tmp_path / "run"))
 
 
+@pytest.mark.parametrize("killed", [0, 3])
+def test_an_end_that_waits_for_a_scored_round_is_not_forgotten(tmp_path, killed):
+    """Called again, or after a kill, it went on to the next scored round."""
+    e = small_experiment("fedavg", evaluation={"every": 3, "save_state_every": 4}, federation={"rounds": 6})
+
+    def enough(report):
+        return report.round == 1
+
+    if killed:
+        with stopped_before(killed):
+            run(e, tmp_path, quiet, callbacks=[enough])
+        resume(tmp_path, quiet, callbacks=[enough])
+    for _ in range(2):
+        run(e, tmp_path, quiet, callbacks=[enough])
+        assert json.loads((tmp_path / "result.json").read_text())["rounds"] == 3
+        assert [path.name for path in (tmp_path / "server_states").iterdir()] == ["00003.safetensors"]
+    assert run(e, tmp_path, quiet).checksum == run(e, tmp_path / "whole", quiet).checksum
+
+
+def test_true_before_the_first_round_ends_the_run_after_it(tmp_path):
+    """It ended untrained, without scores and without a checkpoint."""
+    result = run(small_experiment(), tmp_path, quiet, callbacks=[lambda report: True])
+    assert json.loads((tmp_path / "result.json").read_text())["rounds"] == 1
+    assert set(result.scores) >= {"validation"}
+
+
 def test_a_comparison_of_numpy_is_an_answer(tmp_path):
     e = small_experiment("fedavg")
     run(e, tmp_path / "run", quiet, callbacks=[lambda report: np.float64(report.round) > 0.5, lambda report: 1])

@@ -8,6 +8,7 @@ import pytest
 
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.run import lifecycle
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError
@@ -91,6 +92,22 @@ def test_a_resumed_run_ends_in_the_same_round(tmp_path, finished_run):
     (tmp_path / "result.json").unlink()  # a kill behind the last checkpoint
     again = resume(tmp_path, quiet)
     assert (again.checksum, again.scores) == (plain.checksum, plain.scores)
+
+
+def test_a_finished_run_that_is_called_again_keeps_its_result(tmp_path, monkeypatch):
+    """It was deleted first, so that an interruption left no finished run."""
+    e = small_experiment("fedavg", evaluation={"patience": 1}, federation={"rounds": 30})
+    run(e, tmp_path, quiet)
+    before = (tmp_path / "result.json").read_bytes()
+    assert b"stopped" in before
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lifecycle, "_draw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(e, tmp_path, quiet)
+    assert (tmp_path / "result.json").read_bytes() == before
 
 
 def test_the_best_round_can_be_the_result_and_is_tested_once(tmp_path, whole):

@@ -49,6 +49,19 @@ def test_a_record_that_cannot_be_closed_leaves_the_copy_whole(experiment, tmp_pa
     assert copy["result.json"] == (tmp_path / "run" / "result.json").read_bytes()
 
 
+def test_an_end_that_a_callback_asked_for_is_not_further_than_later_rounds(experiment, finished_run, tmp_path, backup):
+    """The copy of it was taken for finished, and a run that had gone on was told to go back to it."""
+    e = experiment("fedavg", federation={"rounds": 6}, evaluation={"test": "last"})
+    run(backed_up(e, backup), tmp_path / "run", quiet, callbacks=[lambda report: report.round == 2])
+    with stopped_before(5):
+        run(e, tmp_path / "run", quiet)  # the store does not answer
+    got = resume(tmp_path / "run", quiet, {"cluster.backup": backup})
+    assert got.checksum == finished_run(e).checksum
+    copy = object_store.join(backup, "run")
+    assert contents(copy) == files(tmp_path / "run")
+    assert json.loads(contents(copy)["result.json"])["rounds"] == 6
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
 def test_a_fresh_machine_goes_on(experiment, finished_run, tmp_path, monkeypatch, backup, method):
     """Interrupted twice, each time taken up elsewhere: bits, rows and identity of a run that was not."""

@@ -170,6 +170,23 @@ def test_an_error_in_the_steps_of_a_stack_is_each_clients(experiment, monkeypatc
         executed(experiment("fedavg", optimizer=SGD, federation={"stack": 3}))
 
 
+def test_the_fault_of_one_client_in_the_steps_of_a_stack_costs_itself(experiment, monkeypatch):
+    """It cost all of the stack, twice, and ended the run."""
+    plain = AveragingTrainer.active
+
+    def active(self, rows):
+        if self.ctx.card.client == 2:
+            raise ValueError("bad row")
+        return plain(self, rows)
+
+    monkeypatch.setattr(AveragingTrainer, "active", active)
+    e = experiment("fedavg", optimizer=SGD, federation={"stack": 4})
+    runner, server = ClientRunner(run_spec := make_run_spec(e, quiet)), Server(run_spec)
+    done = dict(runner.fit_stacked(1, server.broadcast(1), {}, {c: {} for c in range(4)}, 4))
+    assert [client for client, result in done.items() if isinstance(result, Exception)] == [2]
+    assert str(done[2]) == "bad row"
+
+
 @pytest.mark.parametrize("most", [2, 1, 0])
 def test_a_stack_that_runs_out_of_memory_is_halved(experiment, monkeypatch, most):
     """Down to one client; what it then has no memory for is that client's fault."""
