@@ -44,15 +44,21 @@ from anchorfl.tasks.metrics.scores import Scores
 
 
 def worker_gpus(options: ClusterOptions) -> list[str]:
-    """Return the GPU of every worker that fits the devices of this machine, as ``CUDA_VISIBLE_DEVICES`` names it.
-
-    InputError where there is none.
+    """Return the GPU of every worker that fits the devices of this machine beside the server, which is on the first, as
+    ``CUDA_VISIBLE_DEVICES`` names it. InputError where there is none.
     """
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     devices = devices if devices != [""] else [str(i) for i in range(torch.cuda.device_count())]
     if not devices:
         device_for(options.client_gpus, must=True)
-    return [device for device in devices for _ in range(int(1 / options.client_gpus + 1e-9))]
+    room = [1.0 - options.server_gpus, *[1.0] * (len(devices) - 1)]
+    counts = [int(free / options.client_gpus + 1e-9) for free in room]
+    if not any(counts):
+        raise InputError(
+            f"cluster.server_gpus = {options.server_gpus:g} leaves a client of cluster.client_gpus ="
+            f" {options.client_gpus:g} no room on the GPU: lower one of them"
+        )
+    return [device for device, count in zip(devices, counts, strict=True) for _ in range(count)]
 
 
 def worker_count(options: ClusterOptions, clients: int) -> int:

@@ -130,11 +130,12 @@ class Sweep:
     def ranked(self) -> list[Trial]:
         """Return the trials with a score, best first.
 
-        Those with more rounds come first, then the order is by the mean over seeds of the rule's score; of equals the
-        lower number. So a trial that was stopped early is never chosen over a whole one.
+        Those with more rounds come first, then the order is by the mean over seeds of the rule's score; of equals, where
+        there is a second objective, the cheaper one, else the lower number. So a trial that was stopped early is never chosen over a whole one.
         """
         scored = [t for t in self.trials if t.status != "failed" and t.scores(self.rule)]
-        return sorted(scored, key=lambda t: (-t.rounds, -_score(self.rule, t), t.number))
+        cost = {t.number: t.expense if self.against else 0.0 for t in scored}
+        return sorted(scored, key=lambda t: (-t.rounds, -_score(self.rule, t), cost[t.number], t.number))
 
     @property
     def tied(self) -> list[Trial]:

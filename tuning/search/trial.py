@@ -78,11 +78,16 @@ class TrialContext:
 
 def bundles(experiment: Experiment, options: SweepOptions) -> list[dict[str, float]]:
     """Return the resources of a trial: where its own process trains, with the GPU share of whichever of server and
-    clients has the larger one; else nothing for that process, then the server, then every client slot.
+    clients has the larger one, or of the server and all forked workers; else nothing for that process, then the server,
+    then every client slot.
     """
     cluster = experiment.cluster
     if not cluster.uses_ray or experiment.federation.batched_clients:
-        return [{"CPU": options.cpus} | _gpu(max(cluster.client_gpus, cluster.server_gpus))]
+        share = max(cluster.client_gpus, cluster.server_gpus)
+        if cluster.forks and cluster.client_gpus and not experiment.federation.batched_clients:
+            workers = cluster.max_concurrent_clients or max(1, int(options.cpus))
+            share = round(min(1.0, cluster.server_gpus + workers * cluster.client_gpus), 4)
+        return [{"CPU": options.cpus} | _gpu(share)]
     server = {"CPU": min(SERVER_CPUS, options.cpus / 2)} | _gpu(cluster.server_gpus)
     each = int(1e4 * (options.cpus - server["CPU"]) / options.slots) / 1e4
     return [{}, server, *[{"CPU": each} | _gpu(cluster.client_gpus)] * options.slots]
@@ -214,13 +219,15 @@ def _start(run_spec: RunSpec, folder: Path, written: Experiment, stack: ExitStac
 
 
 def _within_share(run_spec: RunSpec) -> RunSpec:
-    """Return a run of which no more workers are forked than this trial has CPUs."""
+    """Return a run of which no more workers are forked than this trial has CPUs, or shares of its GPU."""
     cluster = run_spec.experiment.cluster
     if not cluster.forks or cluster.max_concurrent_clients:
         return run_spec
     assigned = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
-    cpus = assigned.get("CPU", 1.0)
-    cluster = replace(cluster, max_concurrent_clients=max(1, int(cpus)))
+    most = int(assigned.get("CPU", 1.0))
+    if cluster.client_gpus:
+        most = min(most, int((assigned.get("GPU", 0.0) - cluster.server_gpus) / cluster.client_gpus + 1e-9))
+    cluster = replace(cluster, max_concurrent_clients=max(1, most))
     return replace(run_spec, experiment=replace(run_spec.experiment, cluster=cluster))
 
 

@@ -168,6 +168,9 @@ def test_the_front_is_what_none_beats_in_both():
     view = two((0.5, 10))
     assert numbers(dataclasses.replace(view, trials=(*view.trials, stopped))) == [0]
     assert dataclasses.replace(view, against="").front == []
+    dear, cheap = (dataclasses.replace(view.trials[0], number=n, expense=cost) for n, cost in ((0, 9.0), (1, 1.0)))
+    assert dataclasses.replace(view, trials=(dear, cheap)).best.number == 1, "of equals the cheaper one, as the front"
+    assert dataclasses.replace(view, trials=(dear, cheap), against="").best.number == 0
 
 
 @pytest.mark.parametrize("status", ["running", "stopped"])
