@@ -130,8 +130,9 @@ class Sweep:
     def ranked(self) -> list[Trial]:
         """Return the trials with a score, best first.
 
-        Those with more rounds come first, then the order is by the mean over seeds of the rule's score; of equals, where
-        there is a second objective, the cheaper one, else the lower number. So a trial that was stopped early is never chosen over a whole one.
+        Those with more rounds come first, then the order is by the mean over seeds of the rule's score; of equals the
+        cheaper one where there is a second objective, then the lower number. So a trial that was stopped early is never
+        chosen over a whole one.
         """
         scored = [t for t in self.trials if t.status != "failed" and t.scores(self.rule)]
         cost = {t.number: t.expense if self.against else 0.0 for t in scored}
