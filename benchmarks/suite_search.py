@@ -28,6 +28,7 @@ from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.search_space import Value, space_of
+from anchorfl.tuning.search.searchers import most_trials
 from anchorfl.tuning.sweep.plan import SweepPlan
 from anchorfl.tuning.sweep.sweep import LEDGER, read_sweep, run_sweep
 from benchmarks import keep_records
@@ -61,9 +62,11 @@ def folder_of(out: Path, plan: SweepPlan) -> Path:
 
 
 def best(out: Path, plan: SweepPlan) -> Mapping[str, Value] | None:
-    """Return the best point of a sweep, searched name -> value; None where it is not complete."""
+    """Return the best point of a sweep, searched name -> value; None where not all of its trials have ended."""
     sweep = read_sweep(plan, folder_of(out, plan))
-    return sweep.best.point if sweep.complete and sweep.best is not None else None
+    ended = [trial for trial in sweep.trials if trial.status != "running"]
+    wanted = most_trials(plan.options, plan.space, plan.preset_point)
+    return sweep.best.point if len(ended) >= wanted and sweep.best is not None else None
 
 
 def lines_of(plan: SweepPlan, point: Mapping[str, Value]) -> list[str]:
