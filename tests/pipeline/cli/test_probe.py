@@ -169,7 +169,7 @@ def test_probe_measures_a_gpu(here):
 
 
 def test_probe_of_a_table_needs_no_preset(here, capsys):
-    rows = [f"{i * 5 % 7},{i * 5 % 3 / 2},{'abc'[i % 3]},{i % 4}" for i in range(120)]
+    rows = [f"{i * 5 % 7},{(i * 5 % 3 + i % 2) / 2},{'abc'[i % 3]},{i % 4}" for i in range(120)]
     (here / "my sales.csv").write_text("\n".join(["x,y,class,shop", *rows]) + "\n")
     own = ["--task.file", "my sales.csv", "--task.label_columns", "class", "--task.client_column", "shop"]
     assert main(["probe", *own, *SERIAL, "--cpu"]) == 0

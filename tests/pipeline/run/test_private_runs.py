@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,7 +177,8 @@ def test_statistics_of_batch_norm_are_refused(private, norm, option):
     e = private(**({} if option == "dp_noise" else {"dp_noise": 0.0, "clip_norm": 0.0, "secure_aggregation": True}))
     model = replace(e.model, network="resnet8", norm=norm, weights="w.safetensors" if norm == "frozen" else "")
     whole = replace(e.optimizer, skip_zero_rows=False, microbatch_tokens=0)
-    check = prepare._check_privacy if option == "dp_noise" else prepare._check_secure
+    data = SimpleNamespace(manifest=SimpleNamespace(examples=(3, 4)))
+    check = prepare._check_privacy if option == "dp_noise" else partial(prepare._check_secure, data=data)
     with pytest.raises(InputError, match=f"{option}.*BatchNorm.*set model.norm to 'group'"):
         check(replace(e, model=model, optimizer=whole))
 

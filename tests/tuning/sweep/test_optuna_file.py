@@ -73,7 +73,7 @@ def test_a_sweep_that_was_cut_twice_has_every_trial_once_and_the_same_best(tmp_p
     trials = check_same_as_the_ledger(tmp_path)
     assert len(trials) == COUNT
     assert {t.status for t in trials} == {"finished", "stopped", "failed"}
-    view = SimpleNamespace(trials=[as_trial(t) for t in trials], rule="last")
+    view = SimpleNamespace(trials=[as_trial(t) for t in trials], rule="last", against="")
     assert load(tmp_path).best_trial.number == Sweep.ranked(view)[0].number
     assert said == []
 

@@ -20,7 +20,7 @@ TABLE = ["--task.file", "sales.csv", "--task.label_columns", "class"]
 def sales(tmp_path, monkeypatch):
     """Write a table and stand in its folder."""
     monkeypatch.chdir(tmp_path)
-    lines = [f"{i * 5 % 7},{i * 5 % 3 / 2},{('bread', 'milk', 'tea')[i % 3]}" for i in range(90)]
+    lines = [f"{i * 5 % 7},{(i * 5 % 3 + i % 2) / 2},{('bread', 'milk', 'tea')[i % 3]}" for i in range(90)]
     Path("sales.csv").write_text("\n".join(["price,size,class", *lines]) + "\n")
 
 
