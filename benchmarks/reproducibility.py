@@ -613,7 +613,7 @@ def named(entries: Iterable[TableEntry]) -> str:
 
 
 def apart_from(one: TableEntry, entries: Sequence[TableEntry]) -> list[TableEntry]:
-    """Return the entries that a paired t-test tells from one, with Holm's correction over all of them."""
+    """Return the entries that differ from one by a paired t-test, with Holm's correction over all of them."""
     family = {e.row.key: compare_paired(one.scores, e.scores) for e in entries if e is not one}
     tested = apply_holm(family)
     return [e for e in entries if e is not one and (p := tested[e.row.key].holm) is not None and p < LEVEL]

@@ -109,7 +109,7 @@ class Telling(FedAvg):
 
 @pytest.mark.parametrize("kind", [ByRows, Telling])
 def test_a_plug_in_with_weights_or_messages_of_its_own_is_refused(private, kind):
-    """One client would move the mean by more than the noise covers, or be told of the others."""
+    """One client would move the mean by more than the noise covers, or get to know the others."""
     e = replace(private(), method=kind(weighting="uniform"))
     with pytest.raises(InputError, match=f"and not for '{kind.name}'"):
         make_run_spec(e, quiet)

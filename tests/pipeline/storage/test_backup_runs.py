@@ -50,7 +50,7 @@ def test_a_record_that_cannot_be_closed_leaves_the_copy_whole(experiment, tmp_pa
 
 
 def test_an_end_that_a_callback_asked_for_is_not_further_than_later_rounds(experiment, finished_run, tmp_path, backup):
-    """The copy of it was taken for finished, and a run that had gone on was told to go back to it."""
+    """The copy of it was taken for finished, and a run that had gone on was asked to go back to it."""
     e = experiment("fedavg", federation={"rounds": 6}, evaluation={"test": "last"})
     run(backed_up(e, backup), tmp_path / "run", quiet, callbacks=[lambda report: report.round == 2])
     with stopped_before(5):
