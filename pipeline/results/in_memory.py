@@ -107,10 +107,12 @@ def _values(samples: Any, saved: SavedModel) -> list[list[float]]:
 
 
 def _in_steps(cells: Iterable[Any], saved: SavedModel) -> Iterable[Any]:
-    """Yield the cells. Raises InputError where one of a series is no list of the model's steps."""
+    """Yield the cells. Raises InputError where one of a series is no list of the model's steps, nor of all values."""
     steps, features = saved.spec.shape if saved.spec.kind == "series" else (0, 0)
     for number, cell in enumerate(cells, 1):
-        if steps and {len(step) if isinstance(step, (list, tuple, np.ndarray)) else 0 for step in cell} != {features}:
+        parts = list(cell) if isinstance(cell, (list, tuple, np.ndarray)) else []
+        lengths = {len(part) if isinstance(part, (list, tuple, np.ndarray)) else 0 for part in parts}
+        if steps and not (lengths == {features} or (lengths == {0} and len(parts) == steps * features)):
             raise InputError(f"sample {number}: give a list of {steps} steps, each a list of {features} values")
         yield cell
 

@@ -48,7 +48,7 @@ class Run:
         """
         self.folder, self._data, self._given = Path(folder), data, experiment is not None
         self._typed = frozenset(places or ())
-        found = experiment or read_experiment(self.folder, places)
+        self._found = found = experiment or read_experiment(self.folder, places)
         self.experiment: Experiment = with_places(found, places) if places else found
 
     @property
@@ -208,7 +208,7 @@ class Run:
         experiment = self.experiment
         if self._data is None and not self._given:
             seal = str(read_config(self.folder).get("seal", ""))
-            check_own_places(experiment, seal, self.folder / CONFIG, self._typed, {}, "task.")
+            check_own_places(self._found, seal, self.folder / CONFIG, self._typed, {}, "task.")
         data = self._data or prepare(task_of(experiment.task), experiment.task, experiment.seed, engine="local")
         check_same_data(self.folder, data.manifest.digests, "use the version and the raw files that it began with")
         return data

@@ -253,6 +253,8 @@ def federate(
         loop.callbacks.asked_before(loop.state.stop)
         if last := loop.state.round:  # a kill may have come before they had it, and what they said of it is not kept
             loop.unreported = next(record for record in read_records(folder)[0] if record.round == last)
+    else:
+        loop.state.stop = ""  # an end that was asked for is none to whoever has no callback
     if loop.goes_on:
         (folder / RESULT).unlink(missing_ok=True)  # of an end that a callback asked for: the run goes on
     status: Status = "FAILED"

@@ -160,12 +160,13 @@ def run(
     """
     from anchorfl.pipeline.results.run_view import Run
     from anchorfl.pipeline.run import lifecycle
-    from anchorfl.pipeline.storage.run_folder import new_folder
+    from anchorfl.pipeline.storage.run_folder import new_folder, read_experiment
 
     _check_callbacks(callbacks)
     experiment = _experiment(preset, options, data, quiet)
     place = Path(folder) if folder else new_folder(experiment)
-    return Run(lifecycle.run(experiment, place, _log(quiet), callbacks=callbacks, quiet=quiet).folder)
+    result = lifecycle.run(experiment, place, _log(quiet), callbacks=callbacks, quiet=quiet)
+    return Run(result.folder, experiment=read_experiment(result.folder))
 
 
 @_said_in_one_line
@@ -183,10 +184,11 @@ def resume(
     """
     from anchorfl.pipeline.results.run_view import Run
     from anchorfl.pipeline.run import lifecycle
+    from anchorfl.pipeline.storage.run_folder import read_experiment
 
     _check_callbacks(callbacks)
     result = lifecycle.resume(Path(folder), _log(quiet), places, callbacks=callbacks, quiet=quiet)
-    return Run(result.folder, places=places)
+    return Run(result.folder, experiment=read_experiment(result.folder, places), places=places)
 
 
 @_said_in_one_line

@@ -296,6 +296,7 @@ def _csv(path: Path, bad: BadRows, texts: Collection[str]) -> tuple[Any, list[st
     delimiter = max(",;\t", key=re.sub('"[^"]*"', "", header).count)  # a name in quotes may hold any
     cells = _header_cells(path, delimiter)
     _check_columns(path, cells)
+    single = cells == 1 and bool(header.strip("\r\n"))
     broken: list[Any] = []
 
     def keep(row: Any) -> str:
@@ -310,7 +311,7 @@ def _csv(path: Path, bad: BadRows, texts: Collection[str]) -> tuple[Any, list[st
                 pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
                 pyarrow.csv.ParseOptions(
                     delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep,
-                    ignore_empty_lines=cells != 1,  # of one column an empty line is an empty cell
+                    ignore_empty_lines=not single,  # of one column an empty line is an empty cell
                 ),
                 pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string())),
             )  # fmt: skip
@@ -318,7 +319,7 @@ def _csv(path: Path, bad: BadRows, texts: Collection[str]) -> tuple[Any, list[st
             raise
         except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError) as error:
             raise InputError(f"{path} is no CSV table: {arrow_message(error)}; correct it") from error
-    if cells == 1:
+    if single:
         table = table.slice(0, len(table) - _empty_lines_at_end(path))
     for row in broken:
         bad.meet(
@@ -334,10 +335,12 @@ def _csv(path: Path, bad: BadRows, texts: Collection[str]) -> tuple[Any, list[st
 
 def _empty_lines_at_end(path: Path) -> int:
     """Return how many lines at the end of a file are empty, without what follows the last line end."""
-    count = 0
-    for _, line in open_text(path):
-        count = 0 if line.strip("\r\n") else count + 1
-    return count
+    ends = b""
+    with open_bytes(path) as stream:
+        while chunk := stream.read(BLOCK_BYTES):
+            content = chunk.rstrip(b"\r\n")
+            ends = chunk[len(content) :] if content else ends + chunk
+    return max(0, len(ends.replace(b"\r\n", b"\n")) - 1)
 
 
 def _header_cells(path: Path, delimiter: str) -> int:

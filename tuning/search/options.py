@@ -60,10 +60,12 @@ class SweepOptions:
     def __post_init__(self) -> None:
         lowest = {"trials": 1, "seeds": 1, "slots": 1, "reduction": 2, "rounds": 0, "grace": 0, "finals": 0}
         for name, low in (lowest | {"concurrent": 0, "hours": 0, "cost": 0, "cpu_price": 0, "gpu_price": 0}).items():
-            if not low <= getattr(self, name) < math.inf:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {low}")
+            value = getattr(self, name)
+            if not low <= value < math.inf:
+                what = "a finite number" if not math.isfinite(value) else f"at least {low}"
+                raise ValueError(f"--{name.replace('_', '-')} {value}: must be {what}")
         if not 0 < self.cpus < math.inf:
-            raise ValueError(f"--cpus {self.cpus}: must be above 0")
+            raise ValueError(f"--cpus {self.cpus}: must be a finite number above 0")
 
     def check_together(self) -> None:
         """Raise ValueError where two options do not fit; not when one is made, as a resumed sweep is given few."""

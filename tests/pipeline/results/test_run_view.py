@@ -200,6 +200,20 @@ def test_one_text_is_no_list_of_texts(tmp_path, samples):
         model.predict(samples)
 
 
+def test_an_own_run_shows_its_data_wherever_places_are_typed(tmp_path, monkeypatch):
+    """Also where no seal can be made, as for a user without a home folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    own = small_experiment(task={"cache": str(tmp_path / "cache")})
+    assert len(anchorfl.run(own, folder=tmp_path / "run").partition())
+    places = {"tracking.uri": "none", "task.root": str(tmp_path)}
+    assert len(anchorfl.Run(tmp_path / "run", places=places).partition())
+    (tmp_path / "state" / "anchorfl" / "seal_key").unlink()
+    (tmp_path / "state" / "anchorfl").rmdir()
+    (tmp_path / "state" / "anchorfl").write_text("no folder")
+    assert len(anchorfl.run(own, folder=tmp_path / "other").partition())
+    assert len(anchorfl.resume(tmp_path / "other", places={"task.cache": str(tmp_path / "cache")}).partition())
+
+
 def test_a_preset_may_be_named_by_a_path(tmp_path):
     (tmp_path / "mine.toml").write_text(to_toml(small_experiment()))
     assert anchorfl.read_preset(tmp_path / "mine.toml") == small_experiment()

@@ -117,6 +117,7 @@ def test_a_table_of_one_input_column_predicts_by_its_name(tmp_path, cells):
     [
         ("series", [[[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]], "sample 1: give a list of 3 steps, each a list of 2 values"),
         ("series", [[[1.0, 2.0, 3.0], [4.0], [5.0, 6.0]]], "sample 1: give a list of 3 steps, each a list of 2 values"),
+        ("series", [None], "sample 1: give a list of 3 steps, each a list of 2 values"),
         ("texts", None, "the input has two columns 'what'; rename one"),
         ("texts", {"what": ["w"]}, "the input is {'what': ['w']}; give a list of texts"),
         ("numbers", None, "the input has two columns 'what'; rename one"),
@@ -139,6 +140,9 @@ def test_samples_of_another_form_are_no_predictions(tmp_path, made, given, line)
     with pytest.raises(InputError) as caught:
         run.predict(given)
     assert str(caught.value) == line
+    if made == "series":
+        flat = table.head(4).assign(what=[[x for step in steps for x in step] for steps in table["what"].head(4)])
+        assert np.array_equal(run.predict(flat), run.predict(table.head(4)))
     arrow = pa.Table.from_pandas(table.head(4), preserve_index=False)
     assert np.array_equal(run.predict(arrow), run.predict(table.head(4)))
 

@@ -395,11 +395,14 @@ def test_an_empty_line_of_one_column_is_an_empty_cell(tmp_path):
     old = csv(tmp_path, "a,kind\n" + "".join(f"{i}.5,{'uv'[i % 2]}\n" for i in range(20)))
     task, raw, options = table(old)
     spec = task.fit(raw, options)
-    for end in ("", "\n", "\n\n\n"):
-        csv(tmp_path, "a\n1.5\n\n-2.5" + end, "new.csv")
+    lines = ("a", "1.5", "", "-2.5")
+    for text in ("\n".join(lines), "\n".join([*lines, "", "", ""]), "\r".join([*lines, "", ""])):
+        csv(tmp_path, text, "new.csv")
         found = read_samples(tmp_path / "new.csv", spec, "single", ("u", "v")).table
         assert found["row"].to_pylist() == [0, 1, 2]
         assert np.array_equal(np.array(found["values"].to_pylist())[:, 0], [1.5, np.nan, -2.5], equal_nan=True)
+    csv(tmp_path, "\na\n1.5\n-2.5\n", "new.csv")
+    assert read_samples(tmp_path / "new.csv", spec, "single", ("u", "v")).table["row"].to_pylist() == [0, 1]
 
 
 def test_the_drawn_test_split_leaves_a_client_a_row_with_a_label(tmp_path):
