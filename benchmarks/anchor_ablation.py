@@ -68,6 +68,7 @@ WITH = {
     "class embeddings from names": Row(NAMES, NAMED),
     "from names, and frozen": Row(NAMES | {"method.name": f"{PARTS}:Frozen"}, NAMED),
     "random and frozen": Row({"method.name": f"{PARTS}:Frozen"}),
+    "random, through a layer": Row({"class_embeddings.width": 384}, NAMED),
     "from names, by adapters": Row(NAMES | {"class_embeddings.lora_rank": 4, "method.name": f"{PARTS}:Adapted"}, NAMED),
     "pulled back to names": Row(NAMES | {"method.name": f"{PARTS}:Pulled"}, NAMED),
     "spread out by the server": Row({"method.name": f"{PARTS}:Spread"}, (*SETTINGS, ALONE)),

@@ -241,6 +241,12 @@ KEPT = {
         "suite-digits-one-class,suite-digits-skew-0.1,suite-digits-skew-masks --rows anchor,fedavg,fedpu,fedalign"
         ' --row "FedAlign with FedPU\'s terms = fedalign --method.name fedpu_terms:FedAlignWithTerms"',
     ),
+    "suite-r8-plug-in": Kept(
+        ("suite-r8", "suite-plug-in"),
+        "suite --data suite-r8-masks-3 --rows anchor,fedavg,fedpu,fedalign"
+        " --row \"FedAlign with FedPU's terms = fedalign --method.name fedpu_terms:FedAlignWithTerms"
+        ' --method.data_lr 0.0055 --method.label_lr 0.0275"',
+    ),
     "suite-r8-uncovered": Kept(("suite-r8",), "suite --data suite-r8-uncovered"),
 }
 """The tables, in the order of the summary."""

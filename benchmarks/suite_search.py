@@ -46,9 +46,12 @@ def plans(data: list[str], rows: list[str]) -> Iterator[SweepPlan]:
         in_suite = preset.paper is not None and preset.paper.name == "suite" and preset.row not in DEFAULTS
         if not in_suite or (data and preset.federation.name not in data) or (rows and preset.row not in rows):
             continue
-        method = type(read_preset(name).method)()  # its own defaults, whatever was found before
-        plain = read_preset(f"{preset.federation.name}/{DEFAULTS[0]}")
-        experiment = replace(plain, method=method, seed=SEED, tracking=TrackingOptions(uri="none"))
+        row = read_preset(name)
+        defaults = type(row.method)()  # of what is searched, whatever was found before; the rest as the preset has it
+        searched = {option: getattr(defaults, option) for option in space_of(row) if hasattr(defaults, option)}
+        method = replace(row.method, **searched)
+        setting = read_preset(f"{preset.federation.name}/{DEFAULTS[0]}")
+        experiment = replace(setting, method=method, seed=SEED, tracking=TrackingOptions(uri="none"))
         rounds = experiment.federation.rounds
         options = SweepOptions(
             trials=TRIALS, seeds=1, finals=0, rule="mean5", grace=max(5, rounds // 3), reduction=3, slots=1
