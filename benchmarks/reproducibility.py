@@ -192,7 +192,9 @@ KEPT = {
     "pbc-anchor": Kept(
         ("pbc",),
         'fedbm --data pbc-0.05 --row "FedBM, 32 images = fedbm --method.synthetic_per_batch 32"'
-        ' --row "Anchor = fedavg --method.name anchor" --rows fedavg,scaffold,fedrod,fedetf --seeds 0,1,2'
+        ' --row "Anchor = fedavg --method.name anchor"'
+        ' --row "Anchor, 32 images = fedavg --method.name anchor --method.synthetic_per_batch 32"'
+        " --rows fedavg,scaffold,fedrod,fedetf --seeds 0,1,2"
         " --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 1 --federation.rounds 40"
         f" {SIZE}",
     ),
@@ -290,14 +292,6 @@ RUNS = {
         {
             "r8-8-terms-s4321": "FedAlign with FedPU's terms, seed 4321",
             "r8-8-terms-s4322": "the same, seed 4322",
-        },
-    ),
-    "pbc-anchor-generator": (
-        "pbc",
-        {
-            "pbc-anchor-generating-s0-1e2cf1b8": "Anchor with a generator, seed 0",
-            "pbc-anchor-generating-s1-23bba0c2": "the same, seed 1",
-            "pbc-anchor-generating-s2-f8bdf4bf": "the same, seed 2",
         },
     ),
     "pbc-tau": (
