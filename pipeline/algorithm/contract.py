@@ -30,6 +30,7 @@ from anchorfl.pipeline.algorithm.options import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import load_sent, parts_of, weights_of
 from anchorfl.tasks.arrays.sparse_rows import RowBlock
 from anchorfl.tasks.contract import Batch, Card, ClientData, InputSpec, LabelKind, Objective
+from anchorfl.tasks.errors import InputError
 
 Tensors = dict[str, Tensor]
 Parts = Iterable[RowBlock]  # a client's rows, some at a time, with sparse labels
@@ -49,6 +50,15 @@ class Update:
 
     weights: Tensors
     """Weights of the client's model, by name."""
+
+
+def given(value: object, kind: type, hook: str, owner: object) -> None:
+    """Raise InputError where a method's hook gave something else than it has to: a ``return`` was forgotten."""
+    if not isinstance(value, kind):
+        raise InputError(
+            f"{hook}() of {type(owner).__name__} gives a {type(value).__name__}, and has to give a {kind.__name__}"
+            " (pipeline/algorithm/contract.py): mend the method"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer, Method, S, Tensors, U
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer, Method, S, Tensors, U, Update, given
 from anchorfl.pipeline.algorithm.options import OptimizerOptions, in_round
 from anchorfl.pipeline.algorithm.parameters import load_sent, parts_of, set_training
 from anchorfl.pipeline.algorithm.seeds import torch_rng
@@ -118,8 +118,10 @@ def begin_fit(
         model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,
         torch_rng(seed, "client", client, "round", round_, "method"), client_message or {}, round_,
     )  # fmt: skip
+    trainer = training.method.trainer(ctx)
+    given(trainer, ClientTrainer, "trainer", training.method)
     return Fitting(
-        training.method.trainer(ctx),
+        trainer,
         torch_rng(seed, "client", client, "round", round_, "order"),
         torch_rng(seed, "client", client, "round", round_, "dropout", device=device),
         augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment")),
@@ -155,6 +157,7 @@ def end_fit(trainer: ClientTrainer[Any, Any], loss: float, began: float) -> FitR
     Raises UpdateError where the update cannot be merged, TypeError where the client would keep anything but tensors.
     """
     ctx, update = trainer.ctx, trainer.update()
+    given(update, Update, "update", trainer)
     if fault := messages.shape_mismatch(update.weights, ctx.state.weights) or messages.not_finite(update):
         raise UpdateError(f"client {ctx.card.client}, round {ctx.round}: {fault}")
     memory = trainer.memory()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import LARGEST_RATIO, mean_of, norm_of, out_of_scale
-from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors
+from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors, given
 from anchorfl.pipeline.algorithm.exact_sums import Grid, bounds_of
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.parameters import tied_weights
@@ -85,13 +85,16 @@ class Server:
         self._round: _Round | None = None
         self.largest_weights = self._largest_weights()
         self.state: ServerState = self.method.begin(replace(self._context(0), initial_messages=initial_messages))
+        given(self.state, ServerState, "begin", self.method)
         self._sent: tuple[int, ServerState] = (-1, self.state)
         # weights that were scored last, and F1 per class on validation: a gate asks for those of the round before
         self._validated: tuple[Tensors, Floats] | None = None
 
     def broadcast(self, round_: int) -> ServerState:
         """Return the message to all selected clients of this round."""
-        state: ServerState = self._with_ties(self.method.broadcast(self.state, self._context(round_)))
+        state = self.method.broadcast(self.state, self._context(round_))
+        given(state, ServerState, "broadcast", self.method)
+        state = self._with_ties(state)
         self._sent = round_, state  # what the updates of the round are held against
         if self._round is not None and round_ == self._round.number:
             self._round = None  # it begins anew
@@ -187,7 +190,8 @@ class Server:
             again = [] if gathering.drop(largest) else [client for client in order if client != largest]
             if again:  # a sum does not give a client back
                 gathering.begin(begun.grid)
-            raise RejectedError({largest: f"merged with its update, the largest, {fault}"}, again)
+            by = f"merged by {type(self.method).__name__} with its update, the largest and finite"
+            raise RejectedError({largest: f"{by}, {fault}"}, again)
         if fault := messages.not_finite(
             {f.name: getattr(merged, f.name) for f in fields(merged) if f.name != "weights"}
         ):
@@ -209,12 +213,15 @@ class Server:
                 results, metrics = step.apply(results, begun.sent.weights)
                 counts |= metrics
             if begun.grid is None:
-                return self.method.aggregate(self.state, results, ctx), counts
+                merged = self.method.aggregate(self.state, results, ctx)
+                given(merged, ServerState, "aggregate", self.method)
+                return merged, counts
             gathering = Gathering(self.method, self.cards)
             gathering.begin(begun.grid)
             for result in results:
                 gathering.add(result.card.client, result.update)
         merged = self.method.merge(self.state, gathering.means(), ctx)
+        given(merged, ServerState, "merge", self.method)
         if self.privacy is None:
             return merged, counts
         rng = noise_rng(self.run_spec.experiment.seed, "client privacy", "round", begun.number)

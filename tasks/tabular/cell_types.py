@@ -5,12 +5,14 @@ A CSV file has no types, so one such cell is enough, and texts can be trained on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Column
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.tabular.reading import TableFile
+from anchorfl.tasks.tabular.reading import TableFile, as_written
 
 MOST = 0.9
 """Share of the cells from which on the others are taken for slips."""
@@ -18,6 +20,7 @@ IMAGE = r"(?i)\.(png|jpe?g|bmp|gif|tiff?|webp|ppm|pgm)$"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 COMMA = r"^[+-]?(\d*,\d+|\d{1,3}(\.\d{3})+,\d+|\d{1,3}(\.\d{3}){2,}|\d{1,3}(,\d{3})+(\.\d+)?)$"
 LIST = r"^\[[-\s\d.,+eEnaN\[\]]*\]$"
+SPACED = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?(\s+[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)+$"
 KINDS = (
     (NUMBER, "a number", "leave it empty where nothing is known, or correct it (texts that look so: give Parquet)"),
     (IMAGE, "the path of an image", "correct it or remove the row"),
@@ -25,6 +28,7 @@ KINDS = (
 WRITTEN = (
     (COMMA, NUMBER, "a number with a comma", "write decimal points, and nothing between thousands"),
     (LIST, LIST, "no list as JSON writes it", "separate its numbers by commas: [0.5, 3]"),
+    (SPACED, NUMBER, "numbers with spaces", "write a list as JSON does: [0.5, 3] (texts that look so: give Parquet)"),
 )
 """Pattern of cells that are written otherwise, pattern of those that may stand among them, what they are, the hint."""
 
@@ -43,6 +47,25 @@ def odd_cell(file: TableFile, name: str) -> str:
         if MOST <= _share(alike) < 1:
             return f"{_cell(file, name, text, pc.invert(alike))}, where most rows have {what}; {hint}"
     return ""
+
+
+def check_codes(file: TableFile, names: Iterable[str]) -> None:
+    """Raise InputError where a column of numbers of a CSV file has codes (01 and 1), some of which are one number."""
+    written = as_written(file, names)
+    for name in written.column_names:
+        number = file.read([name])[name]
+        trimmed = pc.utf8_trim_whitespace(written[name])
+        plain = pc.replace_substring_regex(trimmed, r"^([+-]?\d+)\.0*$", r"\1")  # 1.0 is no other code than 1
+        cells = pa.table({"plain": plain, "number": number}).filter(pc.is_valid(number))
+        texts = cells.group_by(["plain", "number"]).aggregate([]).group_by("number").aggregate([("plain", "list")])
+        texts = texts["plain_list"].filter(pc.greater(pc.list_value_length(texts["plain_list"]), 1))
+        if len(texts):
+            first, second = sorted(pc.index(plain, text).as_py() for text in texts[0].as_py()[:2])
+            raise InputError(
+                f"{file.path}: row {file.row_N[second] + 1}: column {name!r} has {plain[first].as_py()!r} and"
+                f" {plain[second].as_py()!r}, which a CSV file does not tell apart; write them alike, or give a Parquet"
+                " file, where they can be texts"
+            )
 
 
 def check_cells(file: TableFile, name: str, hint: str = "") -> None:

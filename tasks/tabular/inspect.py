@@ -105,7 +105,11 @@ def inspect_table(options: TaskOptions) -> Inspection:
         return inspection
     schema = schema_of(file, options)
     task = task_of_schema(path, schema, options)
-    table = validate_table(task.read(path.parent, replace(options, on_bad_row="skip")), task)
+    try:
+        table = validate_table(task.read(path.parent, replace(options, on_bad_row="skip")), task)
+    except InputError:
+        task.read(path.parent, replace(options, on_bad_row="error"))  # names the row, where bad ones leave too little
+        raise
     inspection.run = _runnable(table, task, options)
     raw, task = drop_rare_classes(table, task, options.min_positives)
     schema = replace(schema, class_names=task.class_names)

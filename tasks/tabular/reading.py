@@ -199,6 +199,14 @@ def open_file(path: Path, bad: BadRows, texts: Collection[str] = ()) -> TableFil
     return TableFile(path, types, row_N, content, leaves=leaves)
 
 
+def as_written(file: TableFile, names: Iterable[str]) -> Table:
+    """Return those of some columns that are numbers in a CSV file, as texts; none of a file that has types."""
+    numbers = [name for name in names if file.form(name) == "numbers"]
+    if not numbers or not (file.path.is_file() and file.path.name.lower().endswith(CSV)):
+        return pa.table({})
+    return _csv(file.path, BadRows(skip=True), numbers, numbers)[0]
+
+
 def form_of(kind: Any) -> Form:
     """Return the content of a column of a plain type."""
     if pa.types.is_list(kind):
@@ -291,7 +299,10 @@ def _parquet(path: Path) -> tuple[Any, list[str], int, Mapping[str, Sequence[int
     return file, names, rows, leaves
 
 
-def _csv(path: Path, bad: BadRows, texts: Collection[str]) -> tuple[Any, list[str], int, Ints]:
+def _csv(
+    path: Path, bad: BadRows, texts: Collection[str], only: Sequence[str] = ()
+) -> tuple[Any, list[str], int, Ints]:
+    """only: columns that are read; empty: all."""
     header = next((line for _, line in open_text(path)), "")
     delimiter = max(",;\t", key=re.sub('"[^"]*"', "", header).count)  # a name in quotes may hold any
     cells = _header_cells(path, delimiter)
@@ -313,7 +324,9 @@ def _csv(path: Path, bad: BadRows, texts: Collection[str]) -> tuple[Any, list[st
                     delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep,
                     ignore_empty_lines=not single,  # of one column an empty line is an empty cell
                 ),
-                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string())),
+                pyarrow.csv.ConvertOptions(
+                    column_types=dict.fromkeys(texts, pa.string()), include_columns=list(only)
+                ),
             )  # fmt: skip
         except InputError:
             raise

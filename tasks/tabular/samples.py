@@ -256,13 +256,15 @@ def _numbers(table: Table, schema: Schema, faults: Faults) -> Column:
 
 
 def _vectors(column: Column, name: str, features: int, faults: Faults) -> Column:
-    """Return lists of one length; features: 0, or the number of values in each of their own lists (series)."""
+    """Return lists of one length, that of most; features: 0, or the number of values in each of their own lists
+    (series).
+    """
     column = column.combine_chunks()
     length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
-    steps = int(length_N[length_N > 0][0]) if (length_N > 0).any() else 0
+    steps = int(np.bincount(length_N[length_N > 0], minlength=1).argmax())
     faults.add(
         length_N != max(1, steps),
-        lambda i: f"column {name!r} holds {length_N[i]} entries, the first row {steps}; give each row as many",
+        lambda i: f"column {name!r} holds {length_N[i]} entries, most rows {steps}; give each row as many",
     )
     good_N, width, flat = length_N == steps, steps, pc.list_flatten(column)
     if features:

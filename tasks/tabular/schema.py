@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.raw_files import open_text
 from anchorfl.tasks.files.remote_root import root_of
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.tabular.cell_types import all_images, check_cells
+from anchorfl.tasks.tabular.cell_types import all_images, check_cells, check_codes
 from anchorfl.tasks.tabular.image_folder import CLASS, PATH, SPLIT
 from anchorfl.tasks.tabular.reading import Faults, TableFile, listed
 from anchorfl.tasks.tabular.targets import Style, words
@@ -114,6 +113,8 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     if separator:
         file = file.separated(labels[0], separator)
     style = _style(file, labels)
+    of_clients = (options.client_column,) if options.client_column else ()
+    check_codes(file, (*(labels if style == "value" else ()), *of_clients))
     values, class_names = _classes(file, labels, style, options)
     rest = taken | set(labels)
     inputs = (
@@ -291,12 +292,12 @@ def form_of_inputs(file: TableFile, inputs: Sequence[str], categories: Iterable[
 
 
 def features(file: TableFile, name: str) -> int:
-    """Return the number of values of a step of the first row that has any. Raises InputError where there is none."""
+    """Return the number of values of most steps. Raises InputError where none has any."""
     length = pc.list_value_length(pc.list_flatten(file.read([name])[name]))
     filled = length.filter(pc.greater(pc.fill_null(length, 0), 0))
     if not len(filled):
         raise InputError(f"{file.path}: column {name!r} holds only empty lists; name another input")
-    return int(filled[0].as_py())
+    return int(pc.mode(filled)[0]["mode"].as_py())
 
 
 def read_class_names(path: Path) -> tuple[list[str], list[str]]:
@@ -350,7 +351,7 @@ def _separator(file: TableFile, labels: Sequence[str], options: TaskOptions) -> 
             if separator != "," or own & alone or any(own & other for v, other in parts.items() if v != value):
                 row = file.row_N[pc.index(column, value).as_py()] + 1
                 msg = f"{file.path}: row {row}: column {labels[0]!r} holds {value!r}, which may be several classes"
-                option = f"--task.label_separator {shlex.quote(separator)}"
+                option = f"--task.label_separator '{separator}'"
                 raise InputError(f"{msg}: take cells apart with {option}, {one}")
     return ""
 

@@ -45,6 +45,8 @@ from anchorfl.tasks.tabular.targets import EXACT, Targets, targets
 
 TEST_SHARE = 0.2
 TEST_SEED = 20
+MANY = 20
+"""Classes above which half as many as rows are hardly classes."""
 
 
 def table_task(options: TaskOptions) -> Task:
@@ -315,6 +317,12 @@ def _draw_split(table: Table, given_N: Bools, classes: int, path: Path, split_se
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
     spare = len(index) - len(np.unique(rarest))
     if round(TEST_SHARE * len(index)) > spare or not spare:
+        found = len(index) - spare
+        if found > max(MANY, len(index) // 2):
+            raise InputError(
+                f"{path}: {found} classes in {len(index)} labeled rows are too many to draw a test split from: name a"
+                " column of classes with --task.label_columns, no quantity and no number of the row"
+            )
         raise InputError(
             f"{path}: {len(index)} labeled rows are too few to draw a test split from; give a column with"
             " --task.split_column"

@@ -105,6 +105,13 @@ class Shape:
     uncovered: int
     """Classes that nobody identifies."""
 
+    @property
+    def missing(self) -> float:
+        """Share of the labels of identified classes that are missing, as if all classes had as many: what rows without
+        a label are, where classes that the client does not identify do not explain them.
+        """
+        return max(0.0, 1 - self.labeled / self.known)
+
     def distance(self, other: Shape) -> float:
         """Return how different two federations are: 1 is all or none of the classes, half of the skew that there can
         be, or four decades of rows.
@@ -112,6 +119,7 @@ class Shape:
         return (
             abs(self.known - other.known)
             + abs(self.labeled - other.labeled)
+            + abs(self.missing - other.missing)
             + abs(self.skew - other.skew) * 2
             + abs(self.one_class - other.one_class)
             + abs(math.log10(self.rows / other.rows)) / 4

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 import anchorfl
+from anchorfl.pipeline.algorithm.contract import AveragingTrainer
 from anchorfl.pipeline.config.experiment import digest, to_tree
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.methods import find_method, method_names
+from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.run.assemble import from_values
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.run_record import read_metadata
+from anchorfl.pipeline.training.errors import QuorumError
 from anchorfl.tasks import plugins
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.registry import find_task, task_names
@@ -152,6 +155,24 @@ def test_it_gives_the_bits_of_what_it_is(fancy, tmp_path):
     assert runs[0].checksum == runs[1].checksum
     assert "fancy-fl==0.3" in read_metadata(tmp_path / "fancy")["tags"]["method_plugin"]
     assert "method_plugin" not in read_metadata(tmp_path / "fedavg")["tags"]
+
+
+class SilentTrainer(AveragingTrainer):
+    """A client half whose update has no ``return``."""
+
+    def update(self):
+        pass
+
+
+@pytest.mark.parametrize("hook", ["begin", "broadcast", "merge", "aggregate", "trainer", "update"])
+def test_a_hook_that_gives_nothing_is_named(tmp_path, hook):
+    """What is most often forgotten is a ``return``."""
+    half = {"update": {"trainer": lambda self, ctx: SilentTrainer(ctx)}, "aggregate": {"sums": False}}
+    code = half.get(hook, {}) | ({hook: lambda *args: None} if hook != "update" else {})
+    silent = dataclass(frozen=True, kw_only=True)(type("Silent", (FedAvg,), {"name": "silent", **code}))
+    owner = "SilentTrainer" if hook == "update" else "Silent"
+    with pytest.raises((InputError, QuorumError), match=rf"{hook}\(\) of {owner} gives a NoneType, and has to give a "):
+        run(small_experiment(silent()), tmp_path / "run", quiet)
 
 
 def test_a_sweep_does_not_go_on_with_other_code(fancy, tmp_path):

@@ -173,7 +173,7 @@ def test_a_merge_that_breaks_the_model_asks_the_others_again(experiment, monkeyp
         s.collect(1, client, changed(sent, factor))
     with monkeypatch.context() as patch:
         patch.setattr(type(s.method), "merge", lambda self, state, means, ctx: broken)
-        with pytest.raises(RejectedError, match="client 2: merged with its update, the largest, tensor") as refusal:
+        with pytest.raises(RejectedError, match="client 2: merged by FedAvg with its update, the largest") as refusal:
             s.aggregate(1, [0, 1, 2])
     assert (list(refusal.value.reasons), refusal.value.again) == ([2], (0, 1))
     assert messages.checksum(s.snapshot()) == before

@@ -37,6 +37,8 @@ def text(cells, head="x,kind"):
          "row 1: column 'x' holds '0,5', a number with a comma; write decimal points"),
         (text([f"[{i} 2. 3]" for i in ROWS]),
          "row 1: column 'x' holds '[0 2. 3]', no list as JSON writes it; separate its numbers by commas: [0.5, 3]"),
+        (text([f"{i} 2.5 -3e1" for i in ROWS]),
+         "row 1: column 'x' holds '0 2.5 -3e1', numbers with spaces; write a list as JSON does: [0.5, 3]"),
         (text([*(f"{i}.png" for i in ROWS), "oops"]),
          "row 21: column 'x' holds 'oops', where most rows have the path of an image; correct it or remove the row"),
     ],
@@ -46,6 +48,33 @@ def test_one_odd_cell_is_named(tmp_path, content, message):
     with pytest.raises(InputError) as caught:
         table(path)
     assert str(caught.value).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize("column", ["kind", "site"])
+@pytest.mark.parametrize(
+    ("codes", "wrong"),
+    [
+        (("1", "01", "10"), "row 2: column '{}' has '1' and '01', which a CSV file does not tell apart"),
+        (("100", "2", "1e2"), "row 3: column '{}' has '100' and '1e2'"),
+        (("True", "false", "TRUE"), "row 3: column '{}' has 'True' and 'TRUE'"),
+        (("1", "2", "10"), ""),
+        (("00", "01", "02"), ""),
+        (("1.0", "2", "1"), ""),
+        (("1", "2", ""), ""),
+    ],
+)
+def test_codes_that_are_one_number_are_named(tmp_path, column, codes, wrong):
+    """A type per column is all that a CSV file tells: 1, 01 and 1e0 would be one class, or one client."""
+    rows = [f"{i / 4},{codes[i % 3]},{'ab'[i // 3 % 2]}" for i in range(60)]
+    path = csv(tmp_path, "\n".join([f"x,{column},{'kind' if column == 'site' else 'note'}", *rows]) + "\n")
+    options = {"client_column": "site"} if column == "site" else {"input_columns": "x"}
+    with pytest.raises(InputError) if wrong or (column == "site" and "" in codes) else nullcontext() as caught:
+        task, raw, _ = table(path, **options)
+    if wrong:
+        assert wrong.format(column) in str(caught.value)
+    elif caught is None:
+        names = task.class_names if column == "kind" else raw["subject"].unique()
+        assert len(names) == len({float(code) for code in codes if code})
 
 
 @pytest.mark.parametrize("odd", [2, 3])

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
+from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.inspect import inspect_table, next_command
 from tests.tasks.own_tables import parquet, trees
@@ -74,6 +75,28 @@ def test_look_lists_bad_rows_and_unlabeled_clients(tmp_path):
         "the class names are numbers"
         in inspect_table(TaskOptions(file=parquet(tmp_path, numbers), label_columns="kind")).text()
     )
+
+
+def test_a_bad_row_is_named_where_too_little_is_left_without_it(tmp_path):
+    """What was left is no table; why, only the row says."""
+    x, kind = [float(i) for i in range(60)], ["a", "b"] * 30
+    holdout = {"x": x, "kind": kind, "part": ["train"] * 30 + ["holdout"] * 30}
+    with pytest.raises(InputError, match=r"row 31: column 'part' holds 'holdout'.*write train, validation or test"):
+        inspect_table(TaskOptions(file=parquet(tmp_path, holdout), label_columns="kind", split_column="part"))
+    names = tmp_path / "names.txt"
+    names.write_text("1,ash\n2,elm\n")
+    numbers = parquet(tmp_path, {"x": x, "kind": [45, 46] * 30})
+    with pytest.raises(InputError, match=r"row 1: column 'kind' holds '45', which is no class"):
+        inspect_table(TaskOptions(file=numbers, label_columns="kind", class_names=str(names)))
+    short = parquet(tmp_path, {"x": [[1.0], *[[1.0, 2.0]] * 59], "kind": kind})
+    found = inspect_table(TaskOptions(file=short, label_columns="kind"))
+    assert "1 bad rows; the first" in found.stops[0] or "row 1: column 'x' holds 1 entries" in found.stops[0]
+
+
+def test_numbers_that_are_no_classes_are_named(tmp_path):
+    path = parquet(tmp_path, {"x": [1.5] * 60, "kind": [*range(50), *range(10)]})
+    with pytest.raises(InputError, match=r"50 classes in 60 labeled rows are too many to draw a test split from"):
+        inspect_table(TaskOptions(file=path, label_columns="kind"))
 
 
 def test_good_classes_are_not_given_up_for_one_of_the_test_split(tmp_path):

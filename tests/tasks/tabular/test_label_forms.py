@@ -30,7 +30,7 @@ def test_lists_as_python_writes_them_are_lists(tmp_path):
     [
         (("sad; quiet", "happy"), "--task.label_separator ';'"),
         (("sad|quiet", "happy"), "--task.label_separator '|'"),
-        (("sad, quiet", "quiet"), "--task.label_separator ,"),
+        (("sad, quiet", "quiet"), "--task.label_separator ',',"),
         (("['sad' 'quiet']", "['happy']"), "--task.label_separator none"),
         (("['sad']", "happy"), "--task.label_separator none"),
     ],

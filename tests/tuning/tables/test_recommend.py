@@ -135,8 +135,11 @@ SHAPE = Shape(
 def test_distances():
     assert SHAPE.distance(SHAPE) == 0
     for changed, distance in [
-        ({"known": 0.5}, 0.2),
+        ({"known": 0.2}, 0.1),
+        ({"known": 0.5}, 0.2 + 0.4),
+        ({"known": 1.0, "labeled": 0.5}, 0.7 + 0.2 + 0.5),
         ({"labeled": 1.0}, 0.7),
+        ({"labeled": 0.15}, 0.15 + 0.5),
         ({"skew": 0.0}, 0.2),
         ({"one_class": 1.0}, 1.0),
         ({"rows": 10_000.0}, 0.5),
@@ -166,9 +169,9 @@ def test_how_far_is_counted_from_the_nearest_on():
     """The nearest one lies at 1/4; one at 5/8 is asked, as it is less than a half behind, and one at 3/4 is not."""
 
     def setting(name, known, **changed):
-        return Setting(name, name, dataclasses.replace(SHAPE, known=known, **changed), {})
+        return Setting(name, name, dataclasses.replace(SHAPE, known=known, labeled=1.0, **changed), {})
 
-    shape = dataclasses.replace(SHAPE, known=0.25)
+    shape = dataclasses.replace(SHAPE, known=0.25, labeled=1.0)
     every = [setting("3/4", 1.0), setting("5/8", 0.875), setting("none", 0.25, labels="multi"), setting("1/4", 0.5)]
     ordered = by_distance(shape, every)
     assert [s.name for s in ordered] == ["1/4", "5/8", "3/4"]
@@ -272,6 +275,14 @@ def test_no_other_setting_has_a_client_for_each_class_among_the_nearest(federati
     setting, every = named(federation)
     few = dataclasses.replace(setting.shape, known=0.1)  # one class of ten each, and rows of the others
     assert not any(s.shape.one_class == 1 for s in nearest_settings(few, every))
+
+
+@pytest.mark.parametrize("labeled", [0.5, 0.7])
+def test_rows_without_a_label_whose_classes_are_known_are_far_from_those_of_other_classes(labeled):
+    """There they are none of the client's classes, here nearly all are."""
+    setting, every = named("suite-digits-masks-5")
+    half = dataclasses.replace(setting.shape, known=1.0, labeled=labeled)
+    assert by_distance(half, every)[0].shape.distance(half) > FAR
 
 
 def test_rows_that_know_all_their_labels_are_far_from_settings_where_these_are_missing(tags, capsys):
