@@ -20,6 +20,7 @@ from anchorfl.tasks.arrays.arrow import Column
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.raw_table import SPLIT_WORDS
 from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.tabular.cell_types import all_images
 from anchorfl.tasks.tabular.reading import TableFile, listed
 from anchorfl.tasks.tabular.schema import IDS, Schema
 from anchorfl.tasks.tabular.targets import signed
@@ -46,6 +47,8 @@ class Question:
     """Columns that it is about."""
     text: str
     """The question, and the option for a yes."""
+    alone: bool = False
+    """A yes takes the column alone; a no leaves it out, and nothing else says so."""
 
 
 def check(file: TableFile, schema: Schema, options: TaskOptions) -> None:
@@ -62,7 +65,9 @@ def questions(file: TableFile, schema: Schema, options: TaskOptions) -> list[str
     if not schema.guessed:
         used |= {*schema.inputs}
     asked = dict[str, Question]()
-    guesses = (_split_numbers, _clients, _left_labels, _counters, _codes, _labels_again) if schema.guessed else ()
+    guesses = (
+        (_split_numbers, _clients, _left_labels, _counters, _codes, _labels_again, _pictures) if schema.guessed else ()
+    )
     for ask in (_splits, *guesses):
         for question in ask(file, schema, [name for name in file.types if name not in used and name not in asked]):
             asked |= dict.fromkeys(question.columns, question)
@@ -75,6 +80,8 @@ def _with_answers(
     """Return a question with the options for a no: to leave its columns out, or to name the inputs."""
     own, them = question.columns, "them" if len(question.columns) > 1 else "it"
     text = f"{question.text}; else leave {them} out with {_ignoring(own, options)}"
+    if question.alone:
+        return text
     texts = any(file.form(name) == "text" for name in own)
     if texts and schema.form != "numbers":  # beside numbers alone are texts categories
         return text
@@ -199,6 +206,15 @@ def _labels_again(file: TableFile, schema: Schema, names: Sequence[str]) -> Iter
             if values == classes == pairs > 1 and len(table) >= 2 * classes:
                 text = f"column {name!r} holds {_first(file, name)}, and another value for every class"
                 yield Question((name,), f"{text}, so that it gives {schema.labels[0]!r} away")
+
+
+def _pictures(file: TableFile, schema: Schema, names: Sequence[str]) -> Iterator[Question]:
+    """Yield the columns of images that columns of numbers beside them keep from being the input."""
+    for name in names:
+        if name not in schema.inputs and file.form(name) == "text" and all_images(file, name):
+            text = f"column {name!r} holds {_first(file, name)}, images, and would be left out for {schema.inputs[0]!r}"
+            option = f"to train on them, name it with --task.input_columns {shlex.quote(name)}"
+            yield Question((name,), f"{text}: {option}", alone=True)
 
 
 def _first(file: TableFile, name: str) -> str:

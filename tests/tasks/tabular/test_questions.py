@@ -7,6 +7,7 @@ import shlex
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -25,6 +26,9 @@ def answers(message):
 
 
 QUESTIONS = {
+    "images beside numbers": (
+        {"path": [f"{i}.png" for i in range(ROWS)]}, {}, "'path'", {"input_columns", "ignore_columns"}
+    ),
     "a split": ({"part": ["Train", "test", "valid"] * 20}, {}, "'part'", {"split_column", "ignore_columns"}),
     "a fold": ({"fold": RNG.integers(0, 5, ROWS).tolist()}, {}, "'fold'", {"ignore_columns", "input_columns"}),
     "sites": ({"Hospital": [f"h{i % 4}" for i in range(ROWS)]}, {}, "'Hospital'", {"client_column", "ignore_columns"}),
@@ -68,6 +72,8 @@ def test_a_question_names_column_value_and_answers_that_work(tmp_path, more, opt
     if options["label_columns"] != "kind":
         columns = {name: values for name, values in columns.items() if name != "kind"}
     path = parquet(tmp_path, columns)
+    for picture in columns.get("path", ()):
+        Image.new("L", (2, 2)).save(tmp_path / picture)
     with pytest.raises(InputError, match=re.escape(path)) as caught:
         table(path, **options)
     message = str(caught.value)
