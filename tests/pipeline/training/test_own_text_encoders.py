@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import exchanged_names
 import numpy as np
 import pytest
 import torch
@@ -17,6 +20,7 @@ from anchorfl.pipeline.storage.places import check_own_code
 from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.tasks import plugins
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.registry import find_task
 from anchorfl.testing import small_experiment
 from tests.runs import quiet
 
@@ -142,3 +146,14 @@ def test_a_module_in_the_record_of_others_is_not_imported(tmp_path):
     assert not any(
         map(names_encoder_code, ("open_clip:RN50", "open_clip:hf-hub:a/b", "org/name@v1", "a folder", "bert"))
     )
+
+
+def test_exchanged_names_are_those_of_other_classes(monkeypatch):
+    """Of ``benchmarks/plug_ins/exchanged_names.py``, by which docs/results/pbc.md tells language from class."""
+    read = list[str]()
+    monkeypatch.setattr(exchanged_names, "import_module", lambda name: SimpleNamespace(get_model_path=lambda: "minilm"))
+    monkeypatch.setattr(exchanged_names, "text_encoder", lambda model: nullcontext(lambda texts: read.extend(texts)))
+    names = find_task("pbc").class_names
+    exchanged_names.encoder()([f"{name} cells, a photo of {name}" for name in names])
+    assert read == [f"{name} cells, a photo of {name}" for name in (*names[1:], names[0])]
+    assert not any(other in name for name in names for other in names if other != name), "so that no name has another"
