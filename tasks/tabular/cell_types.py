@@ -28,7 +28,6 @@ KINDS = (
 WRITTEN = (
     (COMMA, NUMBER, "a number with a comma", "write decimal points, and nothing between thousands"),
     (LIST, LIST, "no list as JSON writes it", "separate its numbers by commas: [0.5, 3]"),
-    (SPACED, NUMBER, "numbers with spaces", "write a list as JSON does: [0.5, 3] (texts that look so: give Parquet)"),
 )
 """Pattern of cells that are written otherwise, pattern of those that may stand among them, what they are, the hint."""
 
@@ -55,7 +54,8 @@ def check_codes(file: TableFile, names: Iterable[str]) -> None:
     for name in written.column_names:
         number = file.read([name])[name]
         trimmed = pc.utf8_trim_whitespace(written[name])
-        plain = pc.replace_substring_regex(trimmed, r"^([+-]?\d+)\.0*$", r"\1")  # 1.0 is no other code than 1
+        plain = pc.replace_substring_regex(trimmed, r"^([+-]?\d*\.\d*?)0+$", r"\1")  # 1.50 is no other code than 1.5
+        plain = pc.replace_substring_regex(plain, r"\.$", "")
         cells = pa.table({"plain": plain, "number": number}).filter(pc.is_valid(number))
         texts = cells.group_by(["plain", "number"]).aggregate([]).group_by("number").aggregate([("plain", "list")])
         texts = texts["plain_list"].filter(pc.greater(pc.list_value_length(texts["plain_list"]), 1))
@@ -65,6 +65,17 @@ def check_codes(file: TableFile, names: Iterable[str]) -> None:
                 f"{file.path}: row {file.row_N[second] + 1}: column {name!r} has {plain[first].as_py()!r} and"
                 f" {plain[second].as_py()!r}, which a CSV file does not tell apart; write them alike, or give a Parquet"
                 " file, where they can be texts"
+            )
+
+
+def check_texts(file: TableFile, name: str) -> None:
+    """Raise InputError where the texts to train on are numbers with spaces between."""
+    if isinstance(file.content, pa.Table):
+        spaced = _alike(text := pc.utf8_trim_whitespace(file.read([name])[name]), SPACED)
+        if _share(spaced) >= MOST:
+            raise InputError(
+                f"{file.path}: {_cell(file, name, text, spaced)}, numbers with spaces; write a list as JSON does"
+                " ([0.5, 3]), nothing between thousands, or, where texts are meant, a Parquet file"
             )
 
 

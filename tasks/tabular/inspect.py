@@ -107,8 +107,12 @@ def inspect_table(options: TaskOptions) -> Inspection:
     task = task_of_schema(path, schema, options)
     try:
         table = validate_table(task.read(path.parent, replace(options, on_bad_row="skip")), task)
-    except InputError:
-        task.read(path.parent, replace(options, on_bad_row="error"))  # names the row, where bad ones leave too little
+    except InputError as left:  # perhaps for want of the bad rows, of which no list is made then
+        try:
+            task.read(path.parent, replace(options, on_bad_row="error"))
+        except InputError as error:
+            if options.on_bad_row != "skip":
+                raise InputError(f"{error}; what is left without bad rows: {left}") from left
         raise
     inspection.run = _runnable(table, task, options)
     raw, task = drop_rare_classes(table, task, options.min_positives)

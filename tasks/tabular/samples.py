@@ -261,7 +261,13 @@ def _vectors(column: Column, name: str, features: int, faults: Faults) -> Column
     """
     column = column.combine_chunks()
     length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
-    steps = int(np.bincount(length_N[length_N > 0], minlength=1).argmax())
+    rows_L = np.bincount(length_N[length_N > 0], minlength=1)
+    steps, most = int(rows_L.argmax()), int(length_N.max(initial=0))
+    if 2 * rows_L[steps] < rows_L.sum():
+        raise InputError(
+            f"{faults.path}: column {name!r} holds lists of {int(length_N[length_N > 0].min())} to {most} entries, no"
+            " length in half of the rows; give each row as many, or name another input"
+        )
     faults.add(
         length_N != max(1, steps),
         lambda i: f"column {name!r} holds {length_N[i]} entries, most rows {steps}; give each row as many",

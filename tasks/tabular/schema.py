@@ -19,7 +19,7 @@ from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.raw_files import open_text
 from anchorfl.tasks.files.remote_root import root_of
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.tabular.cell_types import all_images, check_cells, check_codes
+from anchorfl.tasks.tabular.cell_types import all_images, check_cells, check_codes, check_texts
 from anchorfl.tasks.tabular.image_folder import CLASS, PATH, SPLIT
 from anchorfl.tasks.tabular.reading import Faults, TableFile, listed
 from anchorfl.tasks.tabular.targets import Style, words
@@ -65,7 +65,7 @@ class Schema:
     split: str = ""
     """Column of the split; empty: none."""
     features: int = 0
-    """Series only: values of a step, as the first row has them."""
+    """Series only: values of a step, as most have them."""
     separator: str = ""
     """What stands between the classes in a cell of the label column; empty: nothing, or the cells are lists."""
     ignored: tuple[str, ...] = ()
@@ -113,9 +113,9 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     if separator:
         file = file.separated(labels[0], separator)
     style = _style(file, labels)
+    values, class_names = _classes(file, labels, style, options)
     of_clients = (options.client_column,) if options.client_column else ()
     check_codes(file, (*(labels if style == "value" else ()), *of_clients))
-    values, class_names = _classes(file, labels, style, options)
     rest = taken | set(labels)
     inputs = (
         select_columns(options.input_columns, names, "input_columns", rest, file.path)
@@ -124,6 +124,8 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     )
     categories = {name: categories_of(file, name) for name in inputs if len(inputs) > 1 and file.form(name) == "text"}
     form = form_of_inputs(file, inputs, categories)
+    if form == "text":
+        check_texts(file, inputs[0])
     return Schema(
         labels=labels, style=style, values=values, class_names=class_names, inputs=inputs, form=form,
         guessed=not options.input_columns,

@@ -177,7 +177,14 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
         table = table.append_column("split", pa.array(["train"] * len(table)))
     elif not schema.split:
         given_N = labeled.given_N[good.to_numpy(zero_copy_only=False)]
-        drawn = _draw_split(table, given_N, len(schema.values), file.path, options.seed_of_split(TEST_SEED))
+        drawn = _draw_split(
+            table,
+            given_N,
+            len(schema.values),
+            file.path,
+            options.seed_of_split(TEST_SEED),
+            single=schema.kind == "single",
+        )
         table = table.append_column("split", drawn)
     return bad.noted(table)
 
@@ -309,7 +316,7 @@ def _splits(column: Column, schema: Schema, labeled: Targets, faults: Faults, at
     return split
 
 
-def _draw_split(table: Table, given_N: Bools, classes: int, path: Path, split_seed: int) -> Column:
+def _draw_split(table: Table, given_N: Bools, classes: int, path: Path, split_seed: int, *, single: bool) -> Column:
     """Draw the split column where the file has none: a fifth of the labeled rows is test, but for the last of a client
     that has other rows.
     """
@@ -318,7 +325,7 @@ def _draw_split(table: Table, given_N: Bools, classes: int, path: Path, split_se
     spare = len(index) - len(np.unique(rarest))
     if round(TEST_SHARE * len(index)) > spare or not spare:
         found = len(index) - spare
-        if found > max(MANY, len(index) // 2):
+        if single and found > max(MANY, len(index) // 2):
             raise InputError(
                 f"{path}: {found} classes in {len(index)} labeled rows are too many to draw a test split from: name a"
                 " column of classes with --task.label_columns, no quantity and no number of the row"

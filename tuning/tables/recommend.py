@@ -96,6 +96,9 @@ class Shape:
     """Share of the classes that a client identifies, mean over clients."""
     labeled: float
     """Share of the clients' rows that have a known class; multi-label: of their labels that are known."""
+    missing: float
+    """Share of the labels of identified classes that are missing, as if a client had as many rows of each class: what
+    rows without a label are, where classes that the client does not identify do not explain them."""
     skew: float
     """1 - exp(entropy) / number of the identified classes of a client, mean: 0 where it has as many rows of each."""
     one_class: float
@@ -104,13 +107,6 @@ class Shape:
     """Rows of a client, mean."""
     uncovered: int
     """Classes that nobody identifies."""
-
-    @property
-    def missing(self) -> float:
-        """Share of the labels of identified classes that are missing, as if all classes had as many: what rows without
-        a label are, where classes that the client does not identify do not explain them.
-        """
-        return max(0.0, 1 - self.labeled / self.known)
 
     def distance(self, other: Shape) -> float:
         """Return how different two federations are: 1 is all or none of the classes, half of the skew that there can
@@ -195,13 +191,15 @@ def shape_of(data: Prepared) -> Shape:
         labels = sum(_known_labels(data, client) for client in range(len(examples))) / classes
     else:
         labels = sum(rows for counts in manifest.counts for _, rows in counts)
-    known = _mean(len(of) / classes for of in manifest.classes)
+    known_I = [len(of) / classes for of in manifest.classes]
+    expected = sum(known * rows for known, rows in zip(known_I, examples, strict=True))
     return Shape(
         labels=manifest.kind,
         clients=len(examples),
         classes=classes,
-        known=known,
+        known=_mean(known_I),
         labeled=labels / max(1, sum(examples)),
+        missing=max(0.0, 1 - labels / expected) if expected else 0.0,
         skew=_mean(
             _skew([rows for _, rows in counts], len(of))
             for counts, of in zip(manifest.counts, manifest.classes, strict=True)

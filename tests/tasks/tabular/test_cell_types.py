@@ -38,7 +38,8 @@ def text(cells, head="x,kind"):
         (text([f"[{i} 2. 3]" for i in ROWS]),
          "row 1: column 'x' holds '[0 2. 3]', no list as JSON writes it; separate its numbers by commas: [0.5, 3]"),
         (text([f"{i} 2.5 -3e1" for i in ROWS]),
-         "row 1: column 'x' holds '0 2.5 -3e1', numbers with spaces; write a list as JSON does: [0.5, 3]"),
+         "row 1: column 'x' holds '0 2.5 -3e1', numbers with spaces; write a list as JSON does ([0.5, 3]), nothing "
+         "between thousands, or, where texts are meant, a Parquet file"),
         (text([*(f"{i}.png" for i in ROWS), "oops"]),
          "row 21: column 'x' holds 'oops', where most rows have the path of an image; correct it or remove the row"),
     ],
@@ -155,3 +156,20 @@ def test_quotes_are_followed_whatever_is_read_at_a_time(tmp_path_factory, data, 
     with expected:
         while stream.read(size):
             pass
+
+
+def test_clients_written_with_other_zeros_are_one_and_prices_are_no_classes(tmp_path):
+    rows = [f"{i / 4},{('2.50', '1', '2.5')[i % 3]},{'ab'[i // 3 % 2]}" for i in range(60)]
+    path = csv(tmp_path, "\n".join(["x,site,kind", *rows]) + "\n")
+    assert len(table(path, client_column="site")[1]["subject"].unique()) == 2
+    with pytest.raises(InputError, match=r"'site' holds 2.5; a class is a name or a whole number"):
+        table(path, label_columns="site", input_columns="x")
+
+
+def test_numbers_with_spaces_may_be_categories_or_left_out_and_a_models_texts(tmp_path):
+    """They are refused as the texts to train on alone."""
+    shifts = [f"{i / 4},{('1', '2', '1 2')[i % 3]},{'ab'[i % 2]}" for i in range(60)]
+    task, _, _ = table(csv(tmp_path, "\n".join(["x,shift,kind", *shifts]) + "\n"))
+    assert task.payload == "values"
+    phones = [f"{i / 4},030 {1000000 + i},{'ab'[i % 2]}" for i in range(60)]
+    assert table(csv(tmp_path, "\n".join(["x,phone,kind", *phones]) + "\n"))[0].payload == "values"

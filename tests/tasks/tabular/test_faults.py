@@ -45,6 +45,8 @@ TEXT = "x,kind\n" + "1,a\n2,b\n" * 10
         ({"d": pa.array([1, 2], pa.date32()), "kind": ["a", "b"]}, {"input_columns": "d"}, "column 'd' holds date32"),
         (LISTS | {"v": [[1.0, 2.0]] * 10 + [[1.0], None]}, {}, "row 11: column 'v' holds 1 entries, most rows 2"),
         (LISTS | {"v": [[1.0], *[[1.0, 2.0]] * 11]}, {}, "row 1: column 'v' holds 1 entries, most rows 2"),
+        (LISTS | {"v": [[1.0] * n for n in range(1, 13)]}, {},
+         "column 'v' holds lists of 1 to 12 entries, no length in half of the rows; give each row as many"),
         (LISTS | {"v": [[1.0, np.inf]] * 12}, {}, "row 1: column 'v' holds a value that is not finite"),
         (LISTS | {"v": [[[1.0]], [[1.0, 2.0]]] * 6}, {}, "row 2: column 'v' has a step that does not hold 1 values"),
         (LISTS | {"v": ["a", " "] * 6}, {}, "row 2: column 'v' is empty; fill in the text or remove the row"),

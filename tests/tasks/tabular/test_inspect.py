@@ -94,9 +94,23 @@ def test_a_bad_row_is_named_where_too_little_is_left_without_it(tmp_path):
 
 
 def test_numbers_that_are_no_classes_are_named(tmp_path):
-    path = parquet(tmp_path, {"x": [1.5] * 60, "kind": [*range(50), *range(10)]})
-    with pytest.raises(InputError, match=r"50 classes in 60 labeled rows are too many to draw a test split from"):
+    """Also where a bad row is met first: it is not why."""
+    many = {"x": [1.5] * 60, "kind": [*range(50), *range(10)]}
+    wanted = r"50 classes in 60 labeled rows are too many to draw a test split from"
+    with pytest.raises(InputError, match=wanted):
+        inspect_table(TaskOptions(file=parquet(tmp_path, many), label_columns="kind"))
+    path = parquet(tmp_path, many | {"x": [*[1.5] * 59, np.inf]})
+    wanted = wanted.replace("60", "59")
+    with pytest.raises(
+        InputError, match=rf"row 60: column 'x' is not finite.*what is left without bad rows: .*{wanted}"
+    ):
         inspect_table(TaskOptions(file=path, label_columns="kind"))
+    with pytest.raises(InputError, match=wanted) as caught:
+        inspect_table(TaskOptions(file=path, label_columns="kind", on_bad_row="skip"))
+    assert "row 60" not in str(caught.value)
+    tags = parquet(tmp_path, {"x": [1.5] * 60, "kind": [["common", f"t{i}"] for i in range(60)]})
+    with pytest.raises(InputError, match=r"60 labeled rows are too few to draw a test split from; give a column with"):
+        inspect_table(TaskOptions(file=tags, label_columns="kind"))
 
 
 def test_good_classes_are_not_given_up_for_one_of_the_test_split(tmp_path):

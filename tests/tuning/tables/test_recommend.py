@@ -93,6 +93,8 @@ def test_a_shape_is_that_of_the_rows(flowers, words):
     assert (shape.labels, shape.clients, shape.classes) == ("single", len(known), 4)
     assert shape.known == pytest.approx(np.mean(known))
     assert shape.labeled == pytest.approx(labeled / rows)
+    expected = sum(share * data.manifest.examples[client] for client, share in enumerate(known))
+    assert shape.missing == pytest.approx(max(0, 1 - labeled / expected))
     assert shape.skew == pytest.approx(np.mean(skew))
     assert shape.one_class == pytest.approx(np.mean(one_class))
     assert shape.one_class == 1 or "one_class" not in words
@@ -125,21 +127,37 @@ def test_multi_label_shapes(tags, words):
     assert shape.labeled == pytest.approx(np.concatenate(known).mean())
     assert "multi-label, 6 clients, 5 classes" in shape.text
     assert f"{shape.labeled:.0%} of the labels are known" in shape.text
+    assert shape.missing == pytest.approx(0 if "iid" not in words else 1 - shape.labeled)
+
+
+def test_no_label_is_missing_where_the_largest_client_knows_few(tmp_path, monkeypatch):
+    """Cells are empty where a client does not know the label: a mean over clients is none over rows."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = ["size,ward,a,b,c,d,e"]
+    for ward, rows in (("A", 300), ("B", 30), ("C", 30)):
+        for _ in range(rows):
+            tags = [str(int(tag)) for tag in rng.random(5) < 0.4]
+            lines.append(f"{rng.normal():.3f},{ward}," + ",".join([*tags[:1], *[""] * 4] if ward == "A" else tags))
+    Path("wards.csv").write_text("\n".join(lines) + "\n")
+    shape = shape_of(data_of(["wards.csv", "--task.label_columns", "a,b,c,d,e", "--task.client_column", "ward"]))
+    assert shape.known == pytest.approx((0.2 + 1 + 1) / 3)
+    assert shape.labeled < shape.known - 0.3
+    assert shape.missing == pytest.approx(0, abs=0.01)
 
 
 SHAPE = Shape(
-    labels="single", clients=8, classes=10, known=0.3, labeled=0.3, skew=0.1, one_class=0.0, rows=100.0, uncovered=0
-)
+    labels="single", clients=8, classes=10, known=0.3, labeled=0.3, missing=0.0, skew=0.1, one_class=0.0, rows=100.0,
+    uncovered=0,
+)  # fmt: skip
 
 
 def test_distances():
     assert SHAPE.distance(SHAPE) == 0
     for changed, distance in [
-        ({"known": 0.2}, 0.1),
-        ({"known": 0.5}, 0.2 + 0.4),
-        ({"known": 1.0, "labeled": 0.5}, 0.7 + 0.2 + 0.5),
+        ({"known": 0.5}, 0.2),
         ({"labeled": 1.0}, 0.7),
-        ({"labeled": 0.15}, 0.15 + 0.5),
+        ({"missing": 0.5}, 0.5),
         ({"skew": 0.0}, 0.2),
         ({"one_class": 1.0}, 1.0),
         ({"rows": 10_000.0}, 0.5),
@@ -169,9 +187,9 @@ def test_how_far_is_counted_from_the_nearest_on():
     """The nearest one lies at 1/4; one at 5/8 is asked, as it is less than a half behind, and one at 3/4 is not."""
 
     def setting(name, known, **changed):
-        return Setting(name, name, dataclasses.replace(SHAPE, known=known, labeled=1.0, **changed), {})
+        return Setting(name, name, dataclasses.replace(SHAPE, known=known, **changed), {})
 
-    shape = dataclasses.replace(SHAPE, known=0.25, labeled=1.0)
+    shape = dataclasses.replace(SHAPE, known=0.25)
     every = [setting("3/4", 1.0), setting("5/8", 0.875), setting("none", 0.25, labels="multi"), setting("1/4", 0.5)]
     ordered = by_distance(shape, every)
     assert [s.name for s in ordered] == ["1/4", "5/8", "3/4"]
@@ -281,7 +299,7 @@ def test_no_other_setting_has_a_client_for_each_class_among_the_nearest(federati
 def test_rows_without_a_label_whose_classes_are_known_are_far_from_those_of_other_classes(labeled):
     """There they are none of the client's classes, here nearly all are."""
     setting, every = named("suite-digits-masks-5")
-    half = dataclasses.replace(setting.shape, known=1.0, labeled=labeled)
+    half = dataclasses.replace(setting.shape, known=1.0, labeled=labeled, missing=1 - labeled)
     assert by_distance(half, every)[0].shape.distance(half) > FAR
 
 
