@@ -247,7 +247,8 @@ KEPT = {
         ("suite-r8", "suite-plug-in"),
         "suite --data suite-r8-masks-3 --rows anchor,fedavg,fedpu,fedalign"
         " --row \"FedAlign with FedPU's terms = fedalign --method.name fedpu_terms:FedAlignWithTerms"
-        ' --method.data_lr 0.0055 --method.label_lr 0.0275"',
+        " --method.data_lr 0.0055 --method.label_lr 0.0275"
+        ' --method.q1 96.8358 --method.q2 79.674 --method.alpha 0.47699"',
     ),
     "suite-r8-uncovered": Kept(("suite-r8",), "suite --data suite-r8-uncovered"),
 }
