@@ -198,6 +198,14 @@ KEPT = {
         " --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 1 --federation.rounds 40"
         f" {SIZE}",
     ),
+    "pbc-exchanged": Kept(
+        ("pbc", "pbc-language", "pbc-exchanged"),
+        "fedbm --data pbc-0.05 --rows fedbm,fedbm-no-lkcc,fedbm-no-language --seeds 0,1,2"
+        ' --row "FedBM, names exchanged = fedbm --class_embeddings.encoder exchanged_names:encoder"'
+        ' --row "w/o LKCC, names exchanged = fedbm-no-lkcc --class_embeddings.encoder exchanged_names:encoder"'
+        " --task.name pbc --task.variant npz28 --task.image_size 28 --federation.epochs 1 --federation.rounds 40"
+        f" {SMALL}",
+    ),
     "pbc-language": Kept(
         ("pbc", "pbc-language"),
         "fedbm --data pbc-0.05 --rows fedavg,fedbm,fedbm-no-lkcc,fedbm-no-language,fedbm-no-cgde --seeds"
