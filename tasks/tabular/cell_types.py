@@ -63,7 +63,7 @@ def check_codes(file: TableFile, names: Iterable[str]) -> None:
             first, second = sorted(pc.index(plain, text).as_py() for text in texts[0].as_py()[:2])
             raise InputError(
                 f"{file.path}: row {file.row_N[second] + 1}: column {name!r} has {plain[first].as_py()!r} and"
-                f" {plain[second].as_py()!r}, which a CSV file does not tell apart; write them alike, or give a Parquet"
+                f" {plain[second].as_py()!r}, which are one number in a CSV file; write them alike, or give a Parquet"
                 " file, where they can be texts"
             )
 

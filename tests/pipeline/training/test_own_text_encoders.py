@@ -149,7 +149,7 @@ def test_a_module_in_the_record_of_others_is_not_imported(tmp_path):
 
 
 def test_exchanged_names_are_those_of_other_classes(monkeypatch):
-    """Of ``benchmarks/plug_ins/exchanged_names.py``, by which docs/results/pbc.md tells language from class."""
+    """Of ``benchmarks/plug_ins/exchanged_names.py``, by which docs/results/pbc.md parts language from class."""
     read = list[str]()
     monkeypatch.setattr(exchanged_names, "import_module", lambda name: SimpleNamespace(get_model_path=lambda: "minilm"))
     monkeypatch.setattr(exchanged_names, "text_encoder", lambda model: nullcontext(lambda texts: read.extend(texts)))

@@ -55,7 +55,7 @@ def test_one_odd_cell_is_named(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("codes", "wrong"),
     [
-        (("1", "01", "10"), "row 2: column '{}' has '1' and '01', which a CSV file does not tell apart"),
+        (("1", "01", "10"), "row 2: column '{}' has '1' and '01', which are one number in a CSV file"),
         (("100", "2", "1e2"), "row 3: column '{}' has '100' and '1e2'"),
         (("True", "false", "TRUE"), "row 3: column '{}' has 'True' and 'TRUE'"),
         (("1", "2", "10"), ""),
@@ -65,7 +65,7 @@ def test_one_odd_cell_is_named(tmp_path, content, message):
     ],
 )
 def test_codes_that_are_one_number_are_named(tmp_path, column, codes, wrong):
-    """A type per column is all that a CSV file tells: 1, 01 and 1e0 would be one class, or one client."""
+    """A CSV file has no types: 1, 01 and 1e0 would be one class, or one client."""
     rows = [f"{i / 4},{codes[i % 3]},{'ab'[i // 3 % 2]}" for i in range(60)]
     path = csv(tmp_path, "\n".join([f"x,{column},{'kind' if column == 'site' else 'note'}", *rows]) + "\n")
     options = {"client_column": "site"} if column == "site" else {"input_columns": "x"}
