@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = "zqx"
-"""Begins every marker; the search is for it in any case, in several encodings."""
+MARK = "zqxjvk"
+"""Begins every marker; the search is for it in any case, in several encodings. Three letters were met by chance in the
+packed code of a model."""
 KINDS = ("ash", "beech")
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "AKIA{}KEYID",
