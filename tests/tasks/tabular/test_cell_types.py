@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anchorfl.tasks.contract import Columns
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.tabular.csv_quotes import QuoteCheckedStream
+from anchorfl.tasks.tabular.reading import open_file
+from anchorfl.tasks.tabular.schema import schema_of_model
 from tests.tasks.own_tables import csv, parquet, table
 
 ROWS = range(20)
@@ -69,11 +74,13 @@ def test_codes_that_are_one_number_are_named(tmp_path, column, codes, wrong):
     rows = [f"{i / 4},{codes[i % 3]},{'ab'[i // 3 % 2]}" for i in range(60)]
     path = csv(tmp_path, "\n".join([f"x,{column},{'kind' if column == 'site' else 'note'}", *rows]) + "\n")
     options = {"client_column": "site"} if column == "site" else {"input_columns": "x"}
-    with pytest.raises(InputError) if wrong or (column == "site" and "" in codes) else nullcontext() as caught:
+    if column == "site" and "" in codes:
+        wrong = "row 3: column '{}' is empty; say whose row it is"
+    with pytest.raises(InputError) if wrong else nullcontext() as caught:
         task, raw, _ = table(path, **options)
     if wrong:
         assert wrong.format(column) in str(caught.value)
-    elif caught is None:
+    else:
         names = task.class_names if column == "kind" else raw["subject"].unique()
         assert len(names) == len({float(code) for code in codes if code})
 
@@ -173,3 +180,5 @@ def test_numbers_with_spaces_may_be_categories_or_left_out_and_a_models_texts(tm
     assert task.payload == "values"
     phones = [f"{i / 4},030 {1000000 + i},{'ab'[i % 2]}" for i in range(60)]
     assert table(csv(tmp_path, "\n".join(["x,phone,kind", *phones]) + "\n"))[0].payload == "values"
+    new = open_file(Path(csv(tmp_path, "note\n911 2001\n")), BadRows(skip=False))
+    assert schema_of_model(new, Columns(("note",), values=("a", "b")), "single", ("a", "b")).form == "text"

@@ -90,7 +90,7 @@ def test_a_bad_row_is_named_where_too_little_is_left_without_it(tmp_path):
         inspect_table(TaskOptions(file=numbers, label_columns="kind", class_names=str(names)))
     short = parquet(tmp_path, {"x": [[1.0], *[[1.0, 2.0]] * 59], "kind": kind})
     found = inspect_table(TaskOptions(file=short, label_columns="kind"))
-    assert "1 bad rows; the first" in found.stops[0] or "row 1: column 'x' holds 1 entries" in found.stops[0]
+    assert f"1 bad rows; the first: {short}: row 1: column 'x' holds 1 entries, most rows 2" in found.stops[0]
 
 
 def test_numbers_that_are_no_classes_are_named(tmp_path):
