@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from filelock import FileLock
 
@@ -29,6 +31,8 @@ QUIET = {
     "MLFLOW_UV_AUTO_DETECT": "false",  # else a model takes along whatever project lies in the current folder
 }
 """Environment of MLflow where the user set nothing else."""
+ARTIFACTS = "mlartifacts"
+"""Folder of artifacts, beside a local database."""
 CONNECT_S = 5
 """Seconds that a database server may take to answer."""
 MIGRATION = 4_710_205_311
@@ -85,6 +89,8 @@ def check_driver(uri: str) -> None:
 def reason(error: BaseException) -> str:
     """Return why it failed, in one short line: the system's own words where an exception wraps them."""
     text = redact(" ".join(str(error).split())) or type(error).__name__
+    if isinstance(error, InputError):
+        return text
     low_level = re.search(r"\[Errno -?\d+\] [^'\")]+", text)
     return low_level.group(0) if low_level else text[:160]
 
@@ -103,7 +109,23 @@ def artifact_uri(uri: str, folder: Path, experiment: str) -> str | None:
     if uri.startswith("http"):
         return None
     base = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite") else folder.resolve()
-    return (base.parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", experiment)).as_uri()
+    return (base.parent / ARTIFACTS / re.sub(r"[^\w.-]", "_", experiment)).as_uri()
+
+
+def check_artifact_place(uri: str, location: str) -> None:
+    """Raise InputError where a SQLite file was moved: MLflow would make the folder at its old place again, and send
+    artifacts there.
+
+    location: where an experiment keeps its artifacts, which MLflow can't change.
+    """
+    place = Path(url2pathname(urlsplit(location).path))
+    if uri.startswith("sqlite") and location.startswith("file:") and place.parent.name == ARTIFACTS:
+        database = Path(uri.removeprefix("sqlite:///"))
+        if place.parent.parent.resolve() != database.parent.resolve() and not place.parent.exists():
+            raise InputError(
+                f"{database} was moved: it keeps artifacts in {place.parent}, which is gone; move it back, or remove it"
+                " and send its runs to a new one with anchorfl sync"
+            )
 
 
 def open_store(uri: str) -> Any:

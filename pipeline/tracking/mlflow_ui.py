@@ -12,7 +12,7 @@ from typing import NoReturn
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.run_folder import RUNS
 from anchorfl.pipeline.terminal import say
-from anchorfl.pipeline.tracking.mlflow_store import check_driver, is_postgres, open_store, reason
+from anchorfl.pipeline.tracking.mlflow_store import ARTIFACTS, check_driver, is_postgres, open_store, reason
 from anchorfl.tasks.errors import InputError
 
 LOOPBACK = "127.0.0.1"
@@ -61,7 +61,7 @@ def server_command(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: 
     # one worker: four (the default) import MLflow four times and show the same pages to one reader
     listen = ["--host", host, "--port", str(port), "--workers", "1"]
     # for what others log through this server; MLflow's own default is ./mlartifacts of whatever folder it started in
-    keep = ["--artifacts-destination", str(base / "mlartifacts")]
+    keep = ["--artifacts-destination", str(base / ARTIFACTS)]
     return [sys.executable, "-m", "mlflow", "server", *store, *keep, *listen, *_names(host)]
 
 

@@ -28,7 +28,7 @@ from anchorfl.pipeline.tracking.mlflow_entities import (
     TRIAL_STATUS,
 )
 from anchorfl.pipeline.tracking.mlflow_model import send_model
-from anchorfl.pipeline.tracking.mlflow_store import artifact_uri, open_store, sync_command
+from anchorfl.pipeline.tracking.mlflow_store import artifact_uri, check_artifact_place, open_store, sync_command
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import type_error
 
@@ -183,6 +183,7 @@ class MlflowUploader:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
                 experiment = self._client.get_experiment_by_name(name)  # another run made it in between
+        check_artifact_place(self.uri, experiment.artifact_location)
         return str(experiment.experiment_id)
 
     def _parent(self, metadata: dict[str, Any], experiment: str) -> dict[str, str]:

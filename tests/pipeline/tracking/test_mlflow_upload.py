@@ -1,5 +1,6 @@
 """The store that an address means, and the making of a new one."""
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -63,6 +64,24 @@ def test_where_artifacts_go(tmp_path):
     )
     assert mlflow_store.artifact_uri("postgresql://h/d", tmp_path / "runs/a", "x") == f"{base}/runs/mlartifacts/x"
     assert mlflow_store.artifact_uri("http://127.0.0.1:1", tmp_path / "runs/a", "x") is None
+
+
+def test_a_database_that_was_moved_is_refused(tmp_path):
+    """MLflow would make a folder at the old place, which a finished run of it names for ever."""
+    old, new = tmp_path / "runs", tmp_path / "elsewhere"
+    database, location = f"sqlite:///{new}/mlflow.db", mlflow_store.artifact_uri(f"sqlite:///{old}/mlflow.db", old, "x")
+    (old / "mlartifacts").mkdir(parents=True)
+    mlflow_store.check_artifact_place(database, location)  # a copy, say: the first is where it was
+    old.rename(new)
+    with pytest.raises(InputError, match=re.escape(f"{new}/mlflow.db was moved: it keeps artifacts in {old}")) as error:
+        mlflow_store.check_artifact_place(database, location)
+    assert reason(error.value).endswith("with anchorfl sync")  # whole
+    mlflow_store.check_artifact_place("postgresql://h/d", location)
+    mlflow_store.check_artifact_place(database, "s3://bucket/mlartifacts/x")
+    mlflow_store.check_artifact_place(database, f"{old.as_uri()}/own/x")  # made by somebody else
+    (tmp_path / "link").symlink_to(new)
+    (new / "mlartifacts").rmdir()
+    mlflow_store.check_artifact_place(f"sqlite:///{tmp_path}/link/mlflow.db", f"{new.as_uri()}/mlartifacts/x")
 
 
 def test_no_password_is_said():
