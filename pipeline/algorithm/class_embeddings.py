@@ -289,6 +289,11 @@ class Spreadout(OneClass):
         super().__post_init__()
         if not (self.lambda_ >= 0 and self.eta_s > 0):
             raise ValueError("method: lambda_ must be at least 0, eta_s above 0")
+        if self.lambda_ and not self.class_embedding_lr:
+            raise ValueError(
+                f"method.class_embedding_lr = 0 fixes class rows, and method.lambda_ = {self.lambda_:g} moves them: set"
+                " method.lambda_ to 0, too"
+            )
         if self.neighbours < 1 or not 0 < self.nu <= 2:
             raise ValueError("method: neighbours must be at least 1, nu in (0, 2]")
         if self.spread_steps < 1 or not self.spread_cap >= 0:

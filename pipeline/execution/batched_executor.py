@@ -90,16 +90,14 @@ def _take_step(model: Classifier, weights: Tensors, step: BatchedStep) -> Tensor
     """Return theta and class embeddings after the step, from the gradients that the model holds."""
     out = dict(weights)
     for name, p in model.named_parameters():
-        if p.grad is None:  # no row of data takes part, or the parameter has no part in the loss
-            continue
+        gradient = torch.zeros_like(p) if p.grad is None else p.grad  # it has no part in the loss
         if name != CLASS_ROWS:
-            out[name] = p - step.lr * (p.grad + step.weight_decay * p)
-            continue
-        if step.class_embedding_lr:
+            out[name] = p - step.lr * (gradient + step.weight_decay * p)
+        elif step.class_embedding_lr:
             took_C = (step.weight_C > 0).to(p.device)
             rate_C1 = (step.class_embedding_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
             out[name] = p.clone()
-            out[name][took_C] = step.batched_round.unit(p[took_C] - rate_C1 * p.grad[took_C])
+            out[name][took_C] = step.batched_round.unit(p[took_C] - rate_C1 * gradient[took_C])
     return out
 
 

@@ -44,8 +44,8 @@ APART = 0.5
 """Further away than the nearest one by so much, a setting is not asked."""
 FAR = 0.75
 """Distance of the nearest setting from which on the list is a first guess."""
-PHOTOGRAPHS = "image"
-"""Raw column of tasks whose rows are pictures (``Task.payload``)."""
+PHOTOGRAPHS, TEXTS = "image", "text"
+"""Raw columns of tasks whose rows are pictures, or texts (``Task.payload``)."""
 ONE_CLASS = "one_class"
 """The partition of methods that have a client for each class."""
 SHOWN = 4
@@ -148,12 +148,15 @@ class Setting:
     scores: Mapping[str, OurFigure]
     """Row -> its score."""
 
-    @property
-    def has_photographs(self) -> bool:
-        """Its rows are pictures: fewer local steps, at rates that were found for a convolutional network."""
+    def lends_to(self, payload: str) -> bool:
+        """Return whether its presets suit rows of such a raw column. Those of photographs are for photographs: fewer
+        local steps, at rates that were found for a convolutional network. Those of texts are for their own: they cut
+        a text after 100 words.
+        """
         from anchorfl.tasks.registry import task_of
 
-        return task_of(read_preset(f"{self.federation}/fedavg").task).payload == PHOTOGRAPHS
+        own = task_of(read_preset(f"{self.federation}/fedavg").task).payload
+        return own != TEXTS and (own != PHOTOGRAPHS or payload == PHOTOGRAPHS)
 
     def rank(self, rows: Sequence[str]) -> dict[str, float]:
         """Return row -> rank among some in this setting: 1 is the best, equals, to the two digits of ``ours.csv``,
@@ -375,10 +378,10 @@ def _asked(words: list[str]) -> tuple[Shape, list[Setting], list[Candidate]]:
     if any(name.startswith("method.") for name in typed_options(words)):
         raise InputError("recommend compares methods: leave out options of [method]; anchorfl run takes them")
     _, experiment = from_words("", [*words, "--method.name", "fedavg"], "anchorfl recommend", say)
-    shape, photographs = shape_of_experiment(experiment), task_of(experiment.task).payload == PHOTOGRAPHS
+    shape, payload = shape_of_experiment(experiment), task_of(experiment.task).payload
     every = by_distance(shape, read_settings())
     near = nearest_settings(shape, every)
-    lender = near[0] if photographs else next(s for s in every if not s.has_photographs)
+    lender = next(setting for setting in every if setting.lends_to(payload))
     return shape, near, candidates(near, experiment.task.partition, lender)
 
 

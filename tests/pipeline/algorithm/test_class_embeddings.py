@@ -276,6 +276,8 @@ def test_what_clients_tell_is_a_digest_per_row():
         ("fedaws", {"nu": 3.0}, r"nu in \(0, 2\]"),
         ("fedaws", {"margin": 0.0}, "margin = 0.0: must be in"),
         ("fedaws", {"class_embedding_lr": -0.1}, "class_embedding_lr must be at least 0"),
+        ("fedaws", {"class_embedding_lr": 0.0}, r"fixes class rows, and method\.lambda_ = 10 moves them"),
+        ("fedalc", {"class_embedding_lr": 0.0}, r"fixes class rows, and method\.lambda_ = 10 moves them"),
         ("fedalc", {"dp_noise": -1.0}, "noise = -1.0"),
         ("fedalc-fixed", {"class_embedding_lr": 0.1}, "does not move rows"),
         ("fedalc-fixed", {"alpha": -1.0}, "alpha and beta"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.dropout import MaskSource
+from anchorfl.models.heads import CosineHead
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
 from anchorfl.pipeline.algorithm.options import OptimizerOptions
@@ -26,7 +30,7 @@ from anchorfl.pipeline.training.client import device_for
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
-from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
+from tests.pipeline.one_class import SGD, C, D, F, at_once, explicit, gap, network, rows
 from tests.runs import nobody, quiet
 
 METHOD_OPTIONS = {
@@ -36,7 +40,7 @@ METHOD_OPTIONS = {
         {"regularizer": "hinge_adaptive", "lambda_": 3000.0, "neighbours": 2, "weights": "gamma"},
         {"regularizer": "hinge_const", "lambda_": 3000.0, "weights": "sigma", "dp_noise": 0.5, "dp_clip": 0.1},
     ],
-    "fedaws": [{"lambda_": 300.0, "neighbours": 2}],
+    "fedaws": [{"lambda_": 300.0, "neighbours": 2}, {"lambda_": 0.0, "class_embedding_lr": 0.0}],
     "fedavg-positive": [{}, {"class_embedding_lr": 0.0}, {"class_embedding_lr_decay": 0.5}],
     "fedalc-fixed": [{"steps": 20}],
     "flag": [{}, {"class_embedding_lr": 0.3, "label_weights": "uniform"}],
@@ -73,6 +77,27 @@ def test_equal_with_some_clients_weight_decay_and_a_server_optimiser(server, cho
     same_C = [bool((got[0][0].weights[CLASS_ROWS][c] == first[c]).all()) for c in range(4)]
     if server == "average" and chosen == [2]:
         assert not same_C[2]
+
+
+class WithUnused(nn.Module):
+    """An encoder with a layer that nothing goes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(F, D), nn.Linear(D, 2)
+
+    def forward(self, x_BF):
+        return self.used(x_BF)
+
+
+def test_weight_decay_is_of_all_parameters_like_that_of_clients():
+    torch.default_generator.manual_seed(0)
+    model = Classifier(WithUnused(), CosineHead(C, D, 1), MaskSource()).double()
+    method, options = METHODS["fedavg-positive"](), replace(SGD, weight_decay=0.05)
+    got = at_once(method, rows(), options=options, model=copy.deepcopy(model))
+    assert gap(got, explicit(method, rows(), options=options, model=copy.deepcopy(model))) < 1e-10
+    name = "encoder.unused.weight"
+    assert (got[-1][0].weights[name].abs() < model.get_parameter(name).abs()).all()
 
 
 def test_a_rate_per_row_is_what_makes_it_equal():

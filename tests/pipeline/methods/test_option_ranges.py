@@ -25,6 +25,7 @@ ONE_CLASS = {
 PUSH = {
     "lambda_": ((0.0,), (-0.1,)), "eta_s": ((ABOVE,), (0.0,)), "neighbours": ((1,), (0,)),
     "nu": ((ABOVE, 2.0), (0.0, 2.1)), "spread_steps": ((1,), (0,)), "spread_cap": ((0.0,), (-0.1,)),
+    "class_embedding_lr": ((ABOVE, 5.0), (0.0, -0.1)),  # lambda_ is above 0
 }  # fmt: skip
 RANGES = {
     "fedalc": ONE_CLASS | PUSH,
