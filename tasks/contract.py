@@ -6,6 +6,7 @@ Shape suffixes: N rows of a client, B rows of a batch, C classes, L positions (t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,19 @@ class InputSpec:
     ``(x / levels - mean) / std`` batch by batch."""
     columns: Columns | None = None
     """User's table only: the columns that a sample is made of."""
+
+    def fault(self) -> str:
+        """Return what cannot be in it; empty where all can."""
+        if min(self.shape, default=0) < 1:
+            return f"a sample of shape {self.shape} cannot be"
+        if len(self.shape) != {"image": 3, "series": 2}.get(self.kind, 1):
+            return f"a sample of kind {self.kind!r} cannot have the shape {self.shape}"
+        each = self.shape[0] if self.kind == "image" else self.shape[-1]
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, each) or not all(map(math.isfinite, self.mean)):
+            return f"{len(self.mean)} means and {len(self.std)} deviations do not fit the shape {self.shape}"
+        if not all(0 < deviation < math.inf for deviation in self.std) or not 0 <= self.levels <= 255:
+            return "a deviation must be above 0, and levels 0 to 255"
+        return ""
 
     def scaling(self) -> Scaling:
         """Return the scaling that stored inputs go through."""

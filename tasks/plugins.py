@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import os
 import re
+import symtable
 import sys
+import textwrap
 import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from anchorfl.tasks.errors import InputError, first_line, nearest
@@ -171,6 +175,8 @@ def _imported(target: str, where: str) -> Any:
     except (Exception, SystemExit) as error:
         place = _place(error, parts[0])
         raise InputError(f"{where}: importing {module_name} failed{place}: {first_line(error)}") from error
+    if getattr(found, "__file__", None):
+        _remembered(found)
     for part in path.split("."):
         if not hasattr(found, part):
             names = [name for name in vars(found) if not name.startswith("_")]
@@ -223,18 +229,49 @@ def offered_name(kind: PluginKind, name: str, of: Any) -> str:
 
 def code_digest(of: Any) -> str:
     """Return the SHA-256 of the source of the package that holds a class or function: of its module, where that is in
-    no package, and of the object alone, where it is typed into a script or a notebook. Of a library: its version's.
+    no package, and of ``typed_source``, where it is typed into a script or a notebook. Of a library: its version's.
+
+    InputError where the source was edited after this process had imported it: it runs what is no longer there.
     """
     if isinstance(of, LibraryCode):
         return of.digest()
     module = sys.modules[of.__module__]
     if of.__module__ == "__main__" or not getattr(module, "__file__", None):
-        return hashlib.sha256(_source(of).encode()).hexdigest()
-    top = sys.modules.get(of.__module__.partition(".")[0])
+        return hashlib.sha256(typed_source(of).encode()).hexdigest()
+    digest = _module_digest(module)
+    if digest != _remembered(module) or _was_reloaded(of, module):
+        raise InputError(
+            f"{of.__module__} was edited after this Python had imported it, and {of.__qualname__} is as it was: start"
+            " Python anew (in a notebook: restart the kernel), or call importlib.reload and make the experiment again"
+        )
+    return digest
+
+
+_IMPORTED: dict[str, tuple[object, str]] = {}
+"""Module -> its spec, which reloading changes, and the digest of its source when it was imported."""
+
+
+def _remembered(module: ModuleType) -> str:
+    """Return the digest of a module's source as it was imported, or, where another had imported it, first asked for."""
+    spec, digest = _IMPORTED.get(module.__name__, (None, ""))
+    if spec is None or spec is not module.__spec__:
+        spec, digest = _IMPORTED[module.__name__] = module.__spec__, _module_digest(module)
+    return digest
+
+
+def _was_reloaded(of: Any, module: ModuleType) -> bool:
+    """Return whether a class is one that another of its own name took the place of."""
+    now = getattr(module, of.__qualname__, of)
+    return now is not of and dotted_name(now) == dotted_name(of) if inspect.isclass(now) else False
+
+
+def _module_digest(module: ModuleType) -> str:
+    """Return the SHA-256 of the source of a module's package, or of the module where it is in none."""
+    top = sys.modules.get(module.__name__.partition(".")[0])
     folders = [Path(folder) for folder in getattr(top, "__path__", ())]
     files = [(path.relative_to(folder).as_posix(), path) for folder in folders for path in folder.rglob("*.py")]
     digest = hashlib.sha256()
-    for name, path in sorted(files) or [(str(of.__module__), Path(str(module.__file__)))]:
+    for name, path in sorted(files) or [(module.__name__, Path(str(module.__file__)))]:
         status = path.stat()
         digest.update(repr((name, _file_digest(path, status.st_mtime_ns, status.st_size))).encode())
     return digest.hexdigest()
@@ -244,6 +281,37 @@ def code_digest(of: Any) -> str:
 def _file_digest(path: Path, changed: int, size: int) -> str:
     """Return the SHA-256 of a file. changed, size: of the file, so that one that was edited is read again."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def typed_source(of: Any) -> str:
+    """Return the source of a class or function that was typed into a script or a notebook, and of all typed there that
+    it names there, with the numbers and texts among these: its trainer, its base, a constant.
+    """
+    typed = vars(sys.modules[of.__module__])
+    found, left = {str(of.__qualname__): _source(of)}, [of]
+    while left:
+        for name in _named(left.pop()) - found.keys():
+            value = typed.get(name)
+            if isinstance(value, bool | int | float | str):
+                found[name] = repr(value)
+            elif (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == of.__module__:
+                found[name] = _source(value)
+                left.append(value)
+    return json.dumps(found, sort_keys=True)
+
+
+def _named(of: Any) -> set[str]:
+    """Return the names of its module that the source of a class or function reads."""
+    try:
+        tables = [symtable.symtable(textwrap.dedent(_source(of)), "typed", "exec")]
+    except SyntaxError:  # a lambda, in the midst of its line
+        return set(of.__code__.co_names)
+    names = set[str]()
+    for table in tables:  # which grows
+        tables += table.get_children()
+        whole = table.get_type() == "module"
+        names |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (whole or s.is_global())}
+    return names
 
 
 def _source(of: Any) -> str:

@@ -461,6 +461,12 @@ def _as_tensor(weight: float | Tensor) -> Tensor:
     return torch.as_tensor(weight, dtype=torch.float64)
 
 
+def is_weight(weight: float | Tensor) -> bool:
+    """Return whether a term's weights are finite and at least 0: others would be counted, and their values left out."""
+    weight = _as_tensor(weight)
+    return bool((weight.isfinite() & (weight >= 0)).all())
+
+
 def _is_whole(weight: float | Tensor, largest: float) -> bool:
     """Return whether a weight is a whole number from 0 to ``largest``, as sums of weights must be exact, too."""
     weight = _as_tensor(weight)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.options import OptimizerOptions
+from anchorfl.tasks.errors import InputError
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -65,13 +66,30 @@ def state_of(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]
     }
 
 
+def _fits(parameters: Sequence[Tensor], index: str, name: str, value: Tensor) -> bool:
+    """Return whether a value may be a moment, or the count of steps, of the parameter of that number."""
+    if not index.isdecimal() or int(index) >= len(parameters):
+        return False
+    return value.numel() == 1 if name == "step" else value.shape == parameters[int(index)].shape
+
+
 def restore(optimizer: torch.optim.Optimizer, prefix: str, memory: Mapping[str, Tensor]) -> None:
-    """Put back what ``state_of`` took out; nothing where ``memory`` holds nothing of this prefix."""
+    """Put back what ``state_of`` took out; nothing where ``memory`` holds nothing of this prefix.
+
+    InputError where it is of other parameters: torch would write where their moments do not reach.
+    """
     state: dict[int, dict[str, Tensor]] = {}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for key, value in memory.items():
         optimizer_name, _, rest = key.partition(".")
         if optimizer_name == prefix:
             index, _, name = rest.partition(".")
+            if not _fits(parameters, index, name, value):
+                raise InputError(
+                    f"{key!r}, of {tuple(value.shape)}, is no moment of the optimizer {prefix!r}: one over other"
+                    " parameters needs another name in make_optimizers, and a key of memory() must not begin with an"
+                    " optimizer's; or the run folder was changed"
+                )
             state.setdefault(int(index), {})[name] = value.clone()
     if state:
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

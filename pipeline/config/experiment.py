@@ -154,8 +154,9 @@ def data_and_method(experiment: Experiment) -> str:
 
 def to_tree(experiment: Experiment) -> dict[str, Any]:
     """Return a plain nested dict, as a preset has it; ``from_tree`` (pipeline/config/schema.py) is its inverse."""
-    tree = asdict(experiment)
-    tree["method"] = {"name": method_name(type(experiment.method)), **tree["method"]}
+    tree, method = asdict(experiment), type(experiment.method)
+    options = {f.name: tree["method"][f.name] for f in fields(method) if f.init}  # type: ignore[arg-type]  # it is one
+    tree["method"] = {"name": method_name(method), **options}
     return tree
 
 

@@ -69,9 +69,8 @@ def section_from(kind: Any, table: Any, section: str) -> Any:
 
 
 def _built(kind: Any, values: dict[str, Any], section: str) -> Any:
-    missing = [
-        f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in values
-    ]
+    without = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
+    missing = [name for name in without if name not in values]
     if missing:
         raise InputError(f"[{section}] needs {missing[0]}")
     try:
@@ -87,11 +86,11 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if get_origin(hint) is Literal:
-        if value in get_args(hint):
+        known = get_args(hint)
+        if (type(value), value) in [(type(word), word) for word in known]:  # 1 is neither 1.0 nor True
             return value
-        raise InputError(
-            f"{where} = {value!r}{nearest(str(value), get_args(hint))}: one of {', '.join(map(str, get_args(hint)))}"
-        )
+        words = list(map(str, known))
+        raise InputError(f"{where} = {value!r}{nearest(str(value), words)}: one of {', '.join(words)}")
     if get_origin(hint) in (typing.Union, types.UnionType):
         if value is None or value == "none":
             return None
@@ -133,6 +132,8 @@ def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experimen
         section, _, key = name.rpartition(".")
         if section and not isinstance(tree.get(section), dict):
             raise InputError(f"no option {name!r}{nearest(name, options_of(experiment))}")
+        if not section and isinstance(tree.get(name), dict):
+            raise InputError(f"{name!r} is a table: give its options, such as '{name}.{next(iter(tree[name]))}'")
         (tree[section] if section else tree)[key] = value
     return from_tree(tree)
 

@@ -21,7 +21,7 @@ from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Failure, FitMetrics
 from anchorfl.pipeline.execution.shared_memory import Placed, SharedMemory
 from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
-from anchorfl.pipeline.training.errors import fault_kind, fault_line
+from anchorfl.pipeline.training.errors import UpdateError, fault_kind, fault_line
 from anchorfl.pipeline.training.gathering import Gathering
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.secure_round import SecureRound
@@ -175,7 +175,11 @@ class Worker:
             if request.grid is None or len(request.clients) == 1:
                 whole[client] = self._answer(result.update)
             else:
-                gathering.add(client, result.update)
+                try:
+                    gathering.add(client, result.update)
+                except UpdateError as error:
+                    failure = Failure(client, fault_line(error), fault_kind(error))
+                    break
             memories.append(self._answer(result.memory))
             metrics.append(FitMetrics(result.loss, result.seconds, *sizes))
         part = gathering.part()

@@ -85,6 +85,8 @@ class Methods(MutableMapping[str, "type[Method[Any, Any]]"]):
 METHODS = Methods()
 
 WHERE = "[method] name"
+PLACES = "server", "clients"
+"""Where models are scored (``Method.evaluate_on``)."""
 CHOSEN = ("evaluate_on",)
 """Parts of every method that may be an option of one."""
 
@@ -102,7 +104,7 @@ def find_method(name: str) -> type[Method[Any, Any]]:
         check_name_is_free(METHOD, name, f"{WHERE} = {name!r}", METHODS)
         return METHODS[name]
     found = find_plugin(METHOD, name, WHERE, METHODS)
-    _check(found, f"{WHERE} = {name!r}")
+    check_class(found, f"{WHERE} = {name!r}")
     if ":" not in name and found.name != name:
         raise InputError(f"{WHERE} = {name!r}: its class calls itself {found.name!r}: its entry point needs that name")
     if (again := method_name(found)) != name:  # records have the name of the class itself
@@ -128,9 +130,11 @@ def is_shipped(method: type[Method[Any, Any]]) -> bool:
     return method.name in METHODS and METHODS[method.name] is method
 
 
-def _check(found: Any, where: str) -> None:
-    """Raise InputError where an object is no method that options can make."""
+def check_class(found: Any, where: str) -> None:
+    """Raise InputError where an object is no method that options can make. where: it is named, for messages."""
+    from anchorfl.pipeline.algorithm.aggregation import ROBUST
     from anchorfl.pipeline.algorithm.contract import Method, Supports
+    from anchorfl.tasks.contract import LabelKind
 
     if not isinstance(found, type) or not issubclass(found, Method):
         what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
@@ -145,6 +149,13 @@ def _check(found: Any, where: str) -> None:
         raise InputError(f"{where} has no name of letters, digits, '.', '_' and '-': write name = \"mine\"")
     if name in METHODS and METHODS[name] is not found:
         raise InputError(f"{where} calls itself {name!r}, as a method of AnchorFL: give it a name of its own")
+    place, supports = found.evaluate_on, found.supports  # where they are plain values: they may follow from options
+    if isinstance(place, str) and place not in PLACES:
+        raise InputError(f"{where}.evaluate_on = {place!r}: one of {', '.join(PLACES)}")
+    for part, words in ("kinds", get_args(LabelKind)), ("robust", ROBUST):
+        said = getattr(supports, part) if isinstance(supports, Supports) else ()
+        if wrong := [word for word in said if word not in words]:
+            raise InputError(f"{where}.supports.{part} has {wrong[0]!r}: there are {', '.join(words)}")
     _check_options(found, where, {*dir(Method), *Method.__annotations__}, {field.name for field in fields(Supports)})
 
 

@@ -249,15 +249,10 @@ def _built(
     spec: InputSpec = converted(metadata["input"], InputSpec)
     classes = len(metadata["class_names"])
     options, width = ModelOptions(**metadata["model"]), metadata["class_embedding_width"]
-    if min(spec.shape, default=0) < 1 or math.prod(spec.shape) * options.width > LARGEST:
+    if fault := spec.fault():
+        raise ValueError(fault)
+    if math.prod(spec.shape) * options.width > LARGEST:
         raise ValueError(f"a sample of shape {spec.shape} cannot be")
-    if len(spec.shape) != {"image": 3, "series": 2}.get(spec.kind, 1):
-        raise ValueError(f"a sample of kind {spec.kind!r} cannot have the shape {spec.shape}")
-    each = spec.shape[0] if spec.kind == "image" else spec.shape[-1]
-    if len(spec.mean) != len(spec.std) or len(spec.mean) not in (0, each) or not all(map(math.isfinite, spec.mean)):
-        raise ValueError(f"{len(spec.mean)} means and {len(spec.std)} deviations do not fit the shape {spec.shape}")
-    if not all(0 < deviation < math.inf for deviation in spec.std) or not 0 <= spec.levels <= 255:
-        raise ValueError("a deviation must be above 0, and levels 0 to 255")
     if not 1 <= metadata.get("parts", 1) <= len(weights) or not 0 <= metadata.get("concept_width", 0) <= LARGEST:
         raise ValueError("there are not so many parts")
     for device in ("cpu",) if make_encoder else ("meta", "cpu"):

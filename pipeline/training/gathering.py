@@ -11,7 +11,8 @@ import torch
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import mean_of, norm_of
 from anchorfl.pipeline.algorithm.contract import ClientResult, Method
-from anchorfl.pipeline.algorithm.exact_sums import Contribution, ExactSums, Grid, Means, means_of
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, ExactSums, Grid, Means, is_weight, means_of
+from anchorfl.pipeline.training.errors import UpdateError
 from anchorfl.tasks.contract import Card
 
 
@@ -49,11 +50,17 @@ class Gathering:
 
     def add(self, client: int, update: Any) -> None:
         """Take in an update, which is read until ``flush``. It is copied where it has to be kept and there is a grid;
-        without one it stays where it lies.
+        without one it stays where it lies. UpdateError where it has no weight that a mean can have.
         """
         card, norm = self.cards[client], norm_of(update.weights)
         # before anything is kept: what is no update of the method fails here
         contribution = self.method.contribution(ClientResult(card, update)) if self.method.sums else None
+        for name, term in contribution.terms.items() if contribution is not None else ():
+            if not is_weight(term.weight):
+                raise UpdateError(
+                    f"its contribution() to the mean {name!r} has a weight that is negative or not finite, and no mean"
+                    " has such"
+                )
         self.norms[client] = norm
         if self.grid is None or contribution is None:
             self.whole[client] = update

@@ -27,6 +27,7 @@ from anchorfl.pipeline.training.cuda_graphs import Replay, Step, side_stream
 from anchorfl.pipeline.training.errors import UpdateError
 from anchorfl.pipeline.training.side_by_side import returned
 from anchorfl.tasks.contract import Batch, Card, ClientData, Objective
+from anchorfl.tasks.errors import InputError
 
 INFERENCE_POSITIONS = 1024
 SPARSE_FACTOR = 64
@@ -186,7 +187,7 @@ def _epochs(
         if epoch and trainer.refresh == "epoch":
             rows, active_N = trainer.data(), None
         if active_N is None:  # asked once: a GPU is waited for
-            active_N = trainer.active(rows).cpu()
+            active_N = active_rows(trainer, rows)
         losses = []
         order_N = torch.randperm(len(rows), generator=fitting.order_rng)
         for index_B in batches(order_N, size, trainer.model.couples_rows):
@@ -197,6 +198,17 @@ def _epochs(
             if trainer.steps == training.steps:
                 return float(torch.stack(losses).mean())
     return float(torch.stack(losses).mean()) if losses else 0.0
+
+
+def active_rows(trainer: ClientTrainer[Any, Any], rows: ClientData) -> Tensor:
+    """Return which rows a trainer takes steps for, bool [N], on the CPU. InputError where it says anything else."""
+    active_N = trainer.active(rows).cpu()
+    if active_N.dtype != torch.bool or active_N.shape != (len(rows),):
+        raise InputError(
+            f"active() of {type(trainer).__name__} gives {active_N.dtype} of the shape {tuple(active_N.shape)}, and"
+            f" has to give a bool for each of the {len(rows)} rows: mend the method"
+        )
+    return active_N
 
 
 def batches(order_N: Tensor, size: int, couples_rows: bool) -> list[Tensor]:

@@ -19,7 +19,7 @@ from anchorfl.pipeline.algorithm.parameters import tied_weights
 from anchorfl.pipeline.algorithm.seeds import noise_rng, torch_rng
 from anchorfl.pipeline.algorithm.update_filters import filters_of
 from anchorfl.pipeline.training.client import CPU
-from anchorfl.pipeline.training.errors import RejectedError
+from anchorfl.pipeline.training.errors import RejectedError, UpdateError
 from anchorfl.pipeline.training.evaluation import Scoring, evaluate
 from anchorfl.pipeline.training.gathering import Gathering, Part
 from anchorfl.pipeline.training.run_spec import RunSpec
@@ -140,8 +140,11 @@ class Server:
         fault = messages.shape_mismatch(update.weights, begun.sent.weights) or messages.not_finite(update)
         if fault:
             begun.faults[client] = fault
-        else:
+            return
+        try:
             begun.gathering.add(client, update)
+        except UpdateError as error:
+            begun.faults[client] = str(error)
 
     def collect_part(self, round_: int, part: Part) -> None:
         """Take in what a worker made of several clients' updates. With a grid, it is not read any more afterwards."""

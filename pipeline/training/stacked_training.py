@@ -37,7 +37,7 @@ from anchorfl.pipeline.algorithm.contract import ClientTrainer, Tensors
 from anchorfl.pipeline.algorithm.optimizers import SGD, Adam
 from anchorfl.pipeline.algorithm.parameters import set_training, state_of_module
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.training.local_training import FitResult, Fitting, TrainingSpec, batches, end_fit
+from anchorfl.pipeline.training.local_training import FitResult, Fitting, TrainingSpec, active_rows, batches, end_fit
 from anchorfl.tasks.contract import Batch, ClientData, InputSpec
 from anchorfl.tasks.errors import InputError
 
@@ -265,7 +265,7 @@ class Stack:
             x = [_padded(part, max(part.shape[1] for part in x), dim=1) for part in x]
         self.x_N = torch.cat(x)
         self.length_N = None if any(n is None for n in lengths) else torch.cat([n for n in lengths if n is not None])
-        self.active_N = [trainer.active(rows).cpu() for trainer, rows in zip(self.trainers, self.rows, strict=True)]
+        self.active_N = [active_rows(trainer, rows) for trainer, rows in zip(self.trainers, self.rows, strict=True)]
 
     def _plan(self) -> list[list[tuple[Tensor, int]]]:
         """Return each client's mini-batches of an epoch: positions of the rows that are computed, and denominator."""

@@ -20,9 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
 
 from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm import messages
@@ -35,7 +39,7 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.schema import from_tree, options_of
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.executor import server_of
-from anchorfl.pipeline.methods import find_method
+from anchorfl.pipeline.methods import check_class, find_method
 from anchorfl.pipeline.run import lifecycle
 from anchorfl.pipeline.run.lifecycle import Result
 from anchorfl.pipeline.run.prepare import make_run_spec
@@ -44,8 +48,13 @@ from anchorfl.pipeline.storage.run_folder import read_result
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.storage.saved_model import load_model
 from anchorfl.pipeline.training.client import ClientRunner
-from anchorfl.tasks.errors import first_line
+from anchorfl.pipeline.training.errors import RejectedError
+from anchorfl.tasks.arrays.arrow import list_parts
+from anchorfl.tasks.contract import InputSpec, Task
+from anchorfl.tasks.errors import InputError, first_line
+from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.raw_table import canonicalize_options, read_rows
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
 
@@ -88,6 +97,10 @@ def check_method(method: Method[Any, Any], folder: Path, *, ray: bool = True, **
 
     folder: an empty one for runs (pytest's ``tmp_path``). sections: as of ``small_experiment``. Errors: AssertionError.
     """
+    try:
+        check_class(type(method), type(method).__module__)
+    except InputError as error:
+        raise AssertionError(str(error)) from error
     for number, kind in enumerate(method.supports.kinds):  # Ray does not know them
         experiment = small_experiment(method, f"toy-{kind}", **sections)
         check_experiment(experiment, folder / kind, ray=ray and number == 0)
@@ -142,7 +155,8 @@ def check_limit(method: Method[Any, Any], same_as: str | Method[Any, Any], folde
 
 
 def check_task(name: str, folder: Path, **options: Any) -> None:
-    """Check that a task can be prepared, gives the same data twice, and that FedAvg trains on it.
+    """Check that a task can be prepared, gives the same data twice, encodes a row whatever stands beside it, and that
+    FedAvg trains on it.
 
     name: as ``task.name`` takes it. folder: an empty one for runs. options: of ``TaskOptions``, such as ``root="..."``.
     Errors: AssertionError; InputError where the raw files are missing or wrong.
@@ -154,9 +168,24 @@ def check_task(name: str, folder: Path, **options: Any) -> None:
     digests = [(d.manifest.data_digest, d.manifest.partition_digest) for d in data]
     assert digests[0] == digests[1], f"{name}: prepared twice, its data differ: draw from a fixed seed in read()"
     assert data[0].size("test"), f"{name}: has no test rows"
+    _check_encode(task, canonicalize_options(task, caches[0], seed), data[0].manifest.spec)
     result = _run(replace(experiment, task=caches[0]), folder / "run")
     scores = [record.metrics for record in read_records(result.folder)[0]]
     assert len(scores) == 3, f"{name}: {len(scores)} rounds are recorded, not 3"
+
+
+def _check_encode(task: Task, options: TaskOptions, spec: InputSpec) -> None:
+    """Encode some rows at once and in pieces, as files and workers have them, one without a row among them."""
+    rows = read_rows(task, options, raw_folder(task, options), _quiet)[0].slice(0, 100)
+    cuts = 0, 0, rows.num_rows // 2, rows.num_rows
+    try:
+        pieces = [task.encode(rows.slice(start, end - start), spec) for start, end in pairwise(cuts)]
+    except Exception as error:
+        raise AssertionError(f"{task.name}: encode fails on a piece of its rows: {first_line(error)}") from error
+    whole, pieced = (list_parts(table["x"]) for table in (task.encode(rows, spec), pa.concat_tables(pieces)))
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(whole, pieced, strict=True)), (
+        f"{task.name}: encode gives a row another x where other rows stand beside it: what all rows say is for fit"
+    )
 
 
 def check_network(name: str, data: str, folder: Path, **model: Any) -> None:
@@ -270,7 +299,10 @@ def _check_messages(experiment: Experiment) -> None:
                 some.collect(round_, client, messages.unpack(messages.pack(updates[client])))
         same = messages.checksum(state) == before
         assert same, f"{name}: broadcast or client_message changes the server's state: return a new one"
-        server.aggregate(round_, clients)
+        try:
+            server.aggregate(round_, clients)
+        except RejectedError as error:
+            raise AssertionError(f"{name}: {error}") from error
         same = messages.checksum(state) == before
         assert same, f"{name}: merge or aggregate changes the state that it is given: return a new one"
         backwards.aggregate(round_, clients)

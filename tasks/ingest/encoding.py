@@ -27,11 +27,15 @@ from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
 
 def check_spec(spec: InputSpec, task: str) -> InputSpec:
-    """Return a form of inputs. InputError where its kind is none that there is."""
+    """Return a form of inputs. InputError where it is none, or is of no kind that there is, or has a fault."""
+    if not isinstance(spec, InputSpec):
+        raise InputError(f"task {task!r}: fit gives a {type(spec).__name__}, and has to give an InputSpec")
     if spec.kind not in get_args(InputKind):
         raise InputError(
             f"task {task!r}: fit gives an InputSpec of kind {spec.kind!r}: there are {', '.join(get_args(InputKind))}"
         )
+    if fault := spec.fault():
+        raise InputError(f"task {task!r}: the InputSpec that fit gives is wrong: {fault}")
     return spec
 
 

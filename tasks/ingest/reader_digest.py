@@ -10,27 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.tasks.contract import Task
+from anchorfl.tasks.plugins import typed_source
 
 
 def reader_digest(task: Task) -> str:
     """Return the sha256 over the source files of a task's functions, and those beside them in their package; of a
     plug-in all files of its package, or its module and those that this imports from its folder.
 
-    Not covered: code elsewhere, whose version is ``FORMAT`` in tasks/ingest/manifest.py, and functions without a file,
-    such as those typed into an interpreter.
+    Of functions typed into a notebook: ``typed_source``. Not covered: code elsewhere, whose version is ``FORMAT`` in
+    tasks/ingest/manifest.py.
     """
     functions = (task.read, task.fit, task.encode, task.named_files)
-    files = sorted({path for function in functions if function is not None for path in _sources(function)})
+    given = [_unwrapped(function) for function in functions if function is not None]
+    files = sorted({path for function in given for path in _sources(function)})
     digest = hashlib.sha256()
     for path in files:
         digest.update(repr((path.name, hashlib.sha256(path.read_bytes()).hexdigest())).encode())
+    for function in given:
+        if function.__module__ == "__main__" and not getattr(sys.modules["__main__"], "__file__", None):
+            digest.update(typed_source(function).encode())
     return digest.hexdigest()
+
+
+def _unwrapped(function: Any) -> Any:
+    while isinstance(function, partial):
+        function = function.func
+    return function
 
 
 def _sources(function: Any) -> list[Path]:
     """Return the source files that a function's module is held to go by."""
-    while isinstance(function, partial):
-        function = function.func
     module = sys.modules.get(function.__module__)
     if module is None or not getattr(module, "__file__", None):
         return []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, Contribution, ServerState, Term, Update
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.testing import check_experiment, check_limit, check_task, small_experiment, stopped_before
+from anchorfl.tasks.toy.single import toy_single
+from anchorfl.testing import check_experiment, check_limit, check_method, check_task, small_experiment, stopped_before
 
 CALLS = [0]
 
@@ -126,9 +129,36 @@ class Misspelt(Averaging):
     unused = {"optimizer.lr_rate": "method.lr"}  # noqa: RUF012
 
 
+@dataclass(frozen=True, kw_only=True)
+class NegativeWeights(Averaging):
+    """Whose model got worse weighs less than nothing."""
+
+    name = "negative-weights"
+
+    def contribution(self, result):
+        return Contribution({"weights": Term(result.update.weights, 1.0 - 2 * result.card.client)})
+
+
+class CountsActive(AveragingTrainer):
+    def active(self, data):
+        return data.weight_NC.sum(-1).long()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(Averaging):
+    """Its rows are chosen by numbers, which are taken for places."""
+
+    name = "counts"
+
+    def trainer(self, ctx):
+        return CountsActive(ctx)
+
+
 @pytest.mark.parametrize(
     ("method", "said"),
     [
+        (NegativeWeights, "client 1: its contribution.. to the mean 'weights' has a weight that is negative"),
+        (Counts, r"counts: a client fails: InputError: active\(\) of CountsActive gives torch.int64"),
         (InPlace, "in-place: merge or aggregate changes the state"),
         (Scribbles, "scribbles: a client writes into what it was sent"),
         (FirstCounts, "first-counts: the state after a round depends on the order"),
@@ -158,8 +188,54 @@ class OnlyMulti(Averaging):
     supports = replace(Averaging.supports, kinds=("multi",))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoredNowhere(Averaging):
+    name = "scored-nowhere"
+    evaluate_on = "client"
+
+
+def test_a_misspelt_part_is_named(tmp_path):
+    with pytest.raises(AssertionError, match=r"ScoredNowhere\.evaluate_on = 'client': one of server, clients"):
+        check_method(ScoredNowhere(), tmp_path)
+
+
 def test_a_shipped_task_passes(tmp_path):
     check_task("toy-multi", tmp_path)
+
+
+def encoding(how):
+    """A task whose encode is wrong."""
+
+    def task():
+        good = toy_single()
+
+        def encode(table, spec):
+            out = good.encode(table, spec)
+            if how == "fails where there are no rows":
+                np.stack([np.asarray(row[:1]) for row in out["x"].to_pylist()])
+            shift = len(table) if how == "counts the rows" else 0
+            x = [[1 + (token + shift) % 3 for token in row] for row in out["x"].to_pylist()]
+            return out.set_column(out.column_names.index("x"), "x", pa.array(x, out["x"].type))
+
+        return replace(good, name="wrong", encode=encode)
+
+    return task
+
+
+counts_the_rows, fails_without_rows = encoding("counts the rows"), encoding("fails where there are no rows")
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("counts_the_rows", "wrong: encode gives a row another x where other rows stand beside it"),
+        ("fails_without_rows", "wrong: encode fails on a piece of its rows: ValueError"),
+    ],
+)
+def test_an_encode_that_looks_around_is_named(tmp_path, task, said):
+    """Files, and blocks of Ray Data, hold other rows together."""
+    with pytest.raises(AssertionError, match=said):
+        check_task(f"{__name__}:{task}", tmp_path)
 
 
 def test_a_run_that_ends_early_is_not_taken_for_stopped():

@@ -12,6 +12,7 @@ from torch import nn
 
 from anchorfl.pipeline.algorithm.optimizers import make, restore, state_of, without_compiler
 from anchorfl.pipeline.algorithm.options import OptimizerOptions
+from anchorfl.tasks.errors import InputError
 
 KINDS = [
     OptimizerOptions(name="adam", lr=0.01),
@@ -41,6 +42,25 @@ def train(net, optimizer, steps):
         optimizer.zero_grad()
         ((net(x) - y) ** 2).mean().backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("options", KINDS[:3:2])
+def test_moments_of_other_parameters_are_refused(options):
+    """torch wrote past the end of its memory."""
+    net = start()
+    optimizer = make(options, net.parameters())
+    train(net, optimizer, range(2))
+    memory = state_of(optimizer, "all")
+    restore(make(options, start().parameters()), "other", memory)  # of another name: nothing to do
+    for parameters in (nn.Linear(4, 9).parameters(), [nn.Parameter(torch.zeros(3, 4))]):
+        with pytest.raises(InputError, match=r"is no moment of the optimizer 'all': one over other parameters needs"):
+            restore(make(options, parameters), "all", memory)
+    for key in ("all.w", "all.-1.exp_avg", "all"):
+        with pytest.raises(InputError, match=f"'{key}', of .* is no moment"):
+            restore(make(options, start().parameters()), "all", memory | {key: torch.zeros(3, 4)})
+    steps = {"all.0.step": torch.zeros(2)}
+    with pytest.raises(InputError, match=r"'all\.0\.step', of \(2,\), is no moment"):
+        restore(make(options, start().parameters()), "all", memory | steps)
 
 
 @ALL

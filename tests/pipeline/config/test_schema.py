@@ -20,6 +20,12 @@ def test_the_tree_is_its_own_inverse(experiment):
         assert from_tree(to_tree(e)) == e
 
 
+def test_a_table_is_no_option():
+    """It took the place of the whole table: what a preset had in it went back to the defaults."""
+    with pytest.raises(InputError, match=r"'optimizer' is a table: give its options, such as 'optimizer\.name'"):
+        with_options(small_experiment("fedavg"), {"optimizer": {"lr": 0.01}})
+
+
 def test_any_character_comes_back_from_toml():
     """TOML takes no halves of one beyond U+FFFF, as which JSON escapes it."""
     e = with_options(read_preset("digits/fedavg"), {"tracking.run_name": "𠮷野 \U0001f600 é"})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
+import subprocess
 import sys
 from dataclasses import dataclass, replace
 
@@ -11,7 +14,7 @@ import pytest
 import anchorfl
 from anchorfl.pipeline.algorithm.contract import AveragingTrainer
 from anchorfl.pipeline.config.experiment import digest, to_tree
-from anchorfl.pipeline.config.schema import from_tree
+from anchorfl.pipeline.config.schema import from_tree, with_options
 from anchorfl.pipeline.methods import find_method, method_names
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.run.assemble import from_values
@@ -181,9 +184,11 @@ def test_a_sweep_does_not_go_on_with_other_code(fancy, tmp_path):
     SweepPlan("p", small_experiment("fancy"), space, options, "").save(tmp_path)
     source = tmp_path / "site" / "fancy_fl.py"
     source.write_text(METHOD + "# another\n")
+    importlib.reload(sys.modules["fancy_fl"])
     with pytest.raises(InputError, match=r"sweep.json: the source or files of its method were edited since it began"):
         resumed_plan(tmp_path, {}, {"method.name": "fancy"})
     source.write_text(METHOD)
+    importlib.reload(sys.modules["fancy_fl"])
     assert resumed_plan(tmp_path, {}, {"method.name": "fancy"}).experiment.method.name == "fancy"
 
 
@@ -213,12 +218,108 @@ def test_its_source_is_part_of_the_digest(fancy, tmp_path):
         run(e, tmp_path / "run", quiet)
     before, source = digest(e), tmp_path / "site" / "fancy_fl.py"
     source.write_text(METHOD + "# another\n")
-    assert digest(e) != before
+    with pytest.raises(
+        InputError, match="fancy_fl was edited after this Python had imported it, and Fancy is as it was"
+    ):
+        digest(e)  # which would be that of code that nobody ran
+    importlib.reload(sys.modules["fancy_fl"])
+    with pytest.raises(InputError, match="and Fancy is as it was"):
+        digest(e)  # its class is of before
+    assert digest(small_experiment("fancy")) != before
     with pytest.raises(InputError, match="the source or files of its method were edited since it began: put them"):
         resume(tmp_path / "run", quiet)
     source.write_text(METHOD)
-    assert digest(e) == before
+    importlib.reload(sys.modules["fancy_fl"])
+    assert digest(small_experiment("fancy")) == before
     assert resume(tmp_path / "run", quiet).checksum
+
+
+SCRIPT = """
+from dataclasses import dataclass
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.testing import small_experiment
+
+FACTOR, seed = 2.0, 1
+
+def scaled(loss):
+    return loss * FACTOR
+
+class Trainer(AveragingTrainer):
+    def loss(self, batch):
+        return scaled(super().loss(batch))
+
+@dataclass(frozen=True, kw_only=True)
+class Typed(Averaging):
+    name = "typed"
+    def trainer(self, ctx):
+        return Trainer(ctx)
+
+if __name__ == "__main__":
+    print(digest(small_experiment(Typed())))
+"""
+
+
+def test_all_that_a_script_s_method_names_is_part_of_the_digest(tmp_path):
+    """Its class alone was: a run went on with another trainer."""
+    script = tmp_path / "script.py"
+
+    def digest_of(text):
+        script.write_text(text)
+        done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    first = digest_of(SCRIPT)
+    assert digest_of(SCRIPT.replace("seed = 2.0, 1", "seed = 2.0, 3")) == first  # which it does not name
+    for changed in (
+        ("return loss * FACTOR", "loss + FACTOR"),
+        ("FACTOR, seed = 2.0", "FACTOR, seed = 3.0"),
+        ("super()", "1 * super()"),
+    ):
+        assert digest_of(SCRIPT.replace(*changed)) != first
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('    evaluate_on = "client"', "evaluate_on = 'client': one of server, clients"),
+        ('    supports = Supports(kinds=("one",))', "supports.kinds has 'one': there are single, multi"),
+        ('    supports = Supports(robust=("krun",))', "supports.robust has 'krun': there are median"),
+    ],
+)
+def test_a_misspelt_part_of_a_method_is_one_line(package, text, line):
+    """A run ended without a model, or was refused for a kind of task that there is not."""
+    source = METHOD.replace("import Averaging", "import Averaging, Supports").replace(
+        '    name = "fancy"', f'    name = "fancy"\n{text}'
+    )
+    package(modules={"misspelt": source})
+    with pytest.raises(InputError, match=re.escape(line)):
+        find_method("misspelt:Fancy")
+
+
+@pytest.mark.parametrize("value", [3, "1", True, 1.0])
+def test_a_choice_of_numbers_is_refused_in_one_line(package, value):
+    source = METHOD.replace("import dataclass", "import dataclass\nfrom typing import Literal")
+    package(modules={"choice": source.replace("strength: float = 0.5", "strength: Literal[1, 2] = 1")})
+    e = small_experiment("choice:Fancy")
+    assert with_options(e, {"method.strength": 2}).method.strength == 2
+    with pytest.raises(InputError, match=rf"method\.strength = {value!r}.*: one of 1, 2$"):
+        with_options(e, {"method.strength": value})
+
+
+def test_a_field_that_is_no_option_is_in_no_preset(package, tmp_path):
+    """A finished run of it could not be read."""
+    source = (
+        METHOD.replace("import dataclass", "import dataclass, field").replace(
+            "    strength: float = 0.5", "    strength: float = 0.5\n    half: float = field(init=False)"
+        )
+        + "        object.__setattr__(self, 'half', self.strength / 2)\n"
+    )
+    package(modules={"derived": source})
+    e = small_experiment("derived:Fancy")
+    assert from_tree(to_tree(e)) == e
+    assert e.method.half == 0.25
+    assert run(e, tmp_path / "run", quiet).checksum == resume(tmp_path / "run", quiet).checksum
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Averaging, Method, ServerState, Update
-from anchorfl.pipeline.algorithm.exact_sums import Grid, bounds_of
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Grid, Term, bounds_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.training.errors import RejectedError
+from anchorfl.pipeline.training.errors import RejectedError, UpdateError
 from anchorfl.pipeline.training.gathering import Gathering
 from anchorfl.tasks.contract import Card
 
@@ -74,6 +74,23 @@ def over_workers(sent, rng, grid):
             for _, value in messages.tensors(lent):
                 value.fill_(77)
     return server
+
+
+class Weighted(Averaging):
+    """A mean whose weights clients decide."""
+
+    def contribution(self, result):
+        return Contribution({"weights": Term(result.update.weights, float(result.update.weights["b"][0]))})
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("inf")])
+def test_a_weight_that_no_mean_has_is_refused(weight):
+    """A negative one was added to the divisor, and its values left out."""
+    gathering = Gathering(Weighted(), cards(2))
+    gathering.add(0, Update(WEIGHTS | {"b": torch.ones(5)}))
+    with pytest.raises(UpdateError, match="to the mean 'weights' has a weight that is negative or not finite"):
+        gathering.add(1, Update(WEIGHTS | {"b": torch.full((5,), weight)}))
+    assert torch.equal(gathering.means()["weights"]["w"], WEIGHTS["w"])
 
 
 @QUICK

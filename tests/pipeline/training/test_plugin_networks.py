@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -203,6 +204,26 @@ def test_two_names_of_a_weight_change_no_bit(tmp_path, method, options):
     assert torch.equal(tied["encoder.net.again.bias"], once["encoder.net.bias"])
 
 
+def frozen(spec):
+    """A network whose first layer its author has frozen."""
+    network = Words(spec)
+    network.words.requires_grad_(False)
+    network.middle.weight.requires_grad_(False)  # it has two names
+    return network
+
+
+def test_what_a_network_freezes_stays(tmp_path):
+    """All parameters were trained."""
+    e = small_experiment("scaffold", model={"network": f"{HERE}:frozen", "width": 16}, optimizer=WHOLE)
+    first = make_run_spec(e, quiet).model().state_dict()
+    free = small_experiment("scaffold", model={"network": f"{HERE}:Words", "width": 16}, optimizer=WHOLE)
+    run(e, tmp_path / "run", quiet)
+    last = load_model(tmp_path / "run" / "model").model.state_dict()
+    assert last.keys() == make_run_spec(free, quiet).model().state_dict().keys()
+    stays = {name for name in last if torch.equal(last[name], first[name])}
+    assert stays == {f"encoder.net.{name}.weight" for name in ("words", "middle", "again")}
+
+
 def test_noise_is_not_for_buffers_that_travel():
     private = {"clip_norm": 1.0, "dp_noise": 1.0, "clients_per_round": 0}
     for network, travels in (("with_mean", True), ("with_mean_that_stays", False)):
@@ -359,5 +380,6 @@ class Net(nn.Module):
     folder = run(e, tmp_path / "run", quiet).folder / "model"
     load_model(folder)
     (tmp_path / "edited_net.py").write_text(text.replace("relu", "tanh"))
+    importlib.reload(sys.modules["edited_net"])
     with pytest.warns(UserWarning, match="the source or files of its network were edited since the model"):
         load_model(folder)
