@@ -31,7 +31,6 @@ from typing import NamedTuple
 from anchorfl.pipeline.results.picture import svg
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.command import parse_args
-from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
 from anchorfl.tuning.tables.own_rows import own_rows
 from anchorfl.tuning.tables.page import (
@@ -348,7 +347,7 @@ class Records:
         cells = table_runs_of(rows, a.seeds, a.overrides, a.vary, paper.reported)
         check_has_scores(paper, cells)
         finished = {digest: runs for archive in kept.archives for digest, runs in self.found(archive).finished.items()}
-        table = table_of(paper, attach_folders(cells, RunIndex(finished)), options=drop_free_options(a.overrides))
+        table = table_of(paper, attach_folders(cells, RunIndex(finished)))
         if not table.finished:
             raise InputError(f"{name}: no kept run has the options of anchorfl table {kept.arguments}")
         return table

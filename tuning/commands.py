@@ -71,6 +71,7 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
         check_searched,
         check_typed,
         new_sweep_folder,
+        on_one_split,
         on_whole_grid,
         preset_text,
         resumed_plan,
@@ -94,11 +95,12 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
     several = len(args.presets) > 1
     if several and len(set(args.presets)) < len(args.presets):
         raise InputError(f"sweep: a preset is named twice: {' '.join(args.presets)}")
-    experiments = dict[str, "Experiment"]()
+    experiments, changed = dict[str, "Experiment"](), bool(overrides)
     for preset in args.presets or [""]:
         log = (lambda _: None) if experiments else say  # what is said of a table is the same for all
-        name, experiment = from_words(preset, overrides, "anchorfl sweep", log)
-        experiments[preset if several else name] = experiment
+        name, experiment = from_words(preset, overrides, "anchorfl run", log)
+        experiments[preset if several else name] = on_one_split(experiment)
+        changed = changed or experiments[preset if several else name] != experiment
     typed = typed_options(overrides)
     check_idle(typed, list(experiments.values()))
     check_typed(typed)
@@ -111,7 +113,7 @@ def _planned(args: argparse.Namespace, options: dict[str, Any], overrides: list[
         space = {**space, **space_of(experiment, args.space)}
     if several:  # every one of them as often as the others
         options = {"searcher": "grid"} | options
-    text = preset_text((args.presets or [name])[0], experiment, bool(overrides))
+    text = preset_text((args.presets or [name])[0], experiment, changed)
     plan = SweepPlan(name, experiment, space, SweepOptions(**options), text, others)
     check_searched(plan)
     if plan.options.searcher == "grid" and "trials" not in options:
@@ -235,7 +237,7 @@ def summary(view: Sweep) -> str:
     if view.needs_reference_runs or view.reference_runs:
         points.append(("preset's own point", view.reference_runs))
     for word, runs in points:
-        if not runs and view.final_runs_begun:
+        if not runs and view.final_runs_begun and view.fresh_seeds:
             lines.append(f"test, {word}: no result of {seeds_text(view.fresh_seeds)}")
         elif runs:
             means = {m: mean_sd_percent([r.scores["test"][m] for r in runs]) for m in runs[0].scores["test"]}

@@ -203,12 +203,30 @@ def test_the_nearest_to_a_word_of_megabytes():
         ['{"event": "suggest", "trial": 5, "point": {}, "time": 0}'],
         ['{"event": "suggest", "trial": 0, "point": 5, "time": 0}'],
         ['{"event": "start", "time": "now", "versions": {}}'],
+        ['{"event": "suggest", "trial": 0, "point": {}, "time": Infinity}'],
         ["[" * DEEP],
     ],
 )
 def test_events_that_cannot_be(tmp_path, lines):
     path = file(tmp_path, "ledger.jsonl", "\n".join(lines) + "\n")
     refused(lambda: Ledger(path), "ledger.jsonl:1")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"score": 0.5, "scores": {"x": 0.5}}', '{"score": 0.5, "scores": {}}', '{"score": NaN, "scores": {"0": 0.5}}',
+        '{"score": 0.5, "scores": {"0": NaN}}', '{"score": 0.5, "scores": {"0": 1e308}}',
+        '{"score": 0.5, "scores": {"0": 0.5}, "expense": Infinity}',
+    ],
+)  # fmt: skip
+def test_rounds_of_a_trial_that_cannot_be(tmp_path, record):
+    """ValueError, AttributeError, OverflowError."""
+    first = '{"event": "suggest", "trial": 0, "point": {}, "time": 0}'
+    for round_, of in ((1, record), (0, '{"score": 0.5, "scores": {"0": 0.5}}')):
+        event = f'{{"event": "result", "trial": 0, "round": {round_}, "record": {of}, "time": 0}}'
+        path = file(tmp_path, "ledger.jsonl", f"{first}\n{event}\n")
+        refused(lambda path=path: Ledger(path), "ledger.jsonl:2")
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"options": 1}', "[" * DEEP])

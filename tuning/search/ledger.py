@@ -8,6 +8,7 @@ them would not give back, so they are never saved, and no pickle is ever read.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -134,4 +135,17 @@ def _fault(event: Event, trials: int) -> str:
         return f"event must be one of {', '.join(KINDS)}"
     trial = event.get("trial", 0)
     known = range(trials, trials + 1) if kind == "suggest" else range(trials) if kind != "start" else (trial,)
-    return type_error(event, KINDS[kind]) or ("" if trial in known else f"there is no trial {trial} at this place")
+    fault = type_error(event, KINDS[kind]) or ("" if trial in known else f"there is no trial {trial} at this place")
+    return fault or ("" if math.isfinite(event["time"]) else "time must be finite") or _fault_of_round(event)
+
+
+def _fault_of_round(event: Event) -> str:
+    if event["event"] != "result":
+        return ""
+    record = event["record"]
+    if event["round"] < 1 or not all(seed.removeprefix("-").isdecimal() for seed in record["scores"]):
+        return "round must be at least 1, and scores must name seeds"
+    if not record["scores"] or not all(0 <= score <= 1 for score in (record["score"], *record["scores"].values())):
+        return "scores must be from 0 to 1"
+    costs = [record.get(name, 0.0) for name in ("expense", "seconds", "training_seconds")]
+    return "" if all(0 <= cost < math.inf for cost in costs) else "a trial's cost must be finite and at least 0"

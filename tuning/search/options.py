@@ -77,7 +77,8 @@ class SweepOptions:
 
 def resolve_metric(options: SweepOptions, metrics: Metrics) -> str:
     """Return the measure by which a sweep chooses. ValueError where runs with these metrics do not have it."""
-    names = [measure.name for measure in FAMILIES[metrics].measures]
+    family = FAMILIES[metrics]
+    names = [measure.name for measure in (*family.measures, *family.some)]
     if options.metric and options.metric not in names:
         raise ValueError(
             f"--metric {options.metric}: with evaluation.metrics = {metrics!r} there are {', '.join(names)}"

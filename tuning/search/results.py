@@ -140,10 +140,11 @@ class Sweep:
 
     @property
     def tied(self) -> list[Trial]:
-        """Trials that are as good as the best, itself among them, in order of number."""
+        """Trials whose score is that of the best, itself among them, in order of number."""
         ranked = self.ranked()
         keys = [(t.rounds, _score(self.rule, t)) for t in ranked]
-        return [trial for trial, key in zip(ranked, keys, strict=True) if key == keys[0]]
+        equal = [trial for trial, key in zip(ranked, keys, strict=True) if key == keys[0]]
+        return sorted(equal, key=lambda trial: trial.number)
 
     @property
     def best(self) -> Trial | None:
@@ -194,4 +195,4 @@ def _score(rule: Rule, trial: Trial) -> float:
 
 def tie_text(sweep: Sweep) -> str:
     """Return that several points have the best score, for a sweep in which they do."""
-    return f"{len(sweep.tied)} points tie; the first is chosen"
+    return f"{len(sweep.tied)} points tie; the {'cheapest' if sweep.against else 'first'} is chosen"

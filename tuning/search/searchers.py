@@ -20,6 +20,8 @@ from anchorfl.tuning.search.options import SweepOptions, TrialRounds
 from anchorfl.tuning.search.search_space import Choice, Dimension, Range, Space, Value, grid_points
 
 HyperParams = dict[str, Value]
+Report = dict[str, Any]
+"""What searcher and scheduler hear of a round."""
 ROUND, SCORE, EXPENSE = "training_iteration", "score", "expense"
 """Keys of what a searcher hears of a trial; the second objective's value is there where the sweep has one."""
 REFUSED = -1.0
@@ -100,25 +102,31 @@ def make_scheduler(options: SweepOptions, rounds: TrialRounds) -> TrialScheduler
 
 
 def draw(
-    searcher: Searcher, space: Space, number: int, allowed: Callable[[HyperParams], bool], attempts: int = 500
+    searcher: Searcher, space: Space, number: int, known: Callable[[HyperParams], Report | None], attempts: int = 500
 ) -> tuple[str, HyperParams] | None:
-    """Return the searcher's name of the next point that ``allowed`` takes, and the point; None: there are no more.
+    """Return the searcher's name of the next point of which nothing is known, and the point; None: there are no more.
 
-    The searcher is told that the others are bad.
+    known: of a point what the searcher is to hear of it, {} for a failure; None: it is new. attempts: before a sampler
+    counts as exhausted; a grid ends by itself.
     """
-    for attempt in range(attempts):
+    for attempt in itertools.count() if isinstance(searcher, Grid) else range(attempts):
         name = f"{number:04d}" if attempt == 0 else f"{number:04d}-{attempt}"
         suggested = searcher.suggest(name)
         if suggested is None:
             return None
         point = dict(suggested) if isinstance(searcher, Grid) else values_of(space, suggested)
-        if allowed(point):
+        report = known(point)
+        if report is None:
             return name, point
-        # Told as the worst there is: TPE would search a region of which it only heard failures for ever. Of two
-        # objectives there is no worst, so there it is a failure.
-        two = isinstance(searcher.metric, list)
-        searcher.on_trial_complete(name, None if two else {ROUND: 0, SCORE: REFUSED}, error=two)
+        searcher.on_trial_complete(name, report or None, error=not report)
     return None
+
+
+def refusal(searcher: Searcher) -> Report:
+    """Return what a searcher hears of a point that the options refuse: the worst there is, as TPE would search a region
+    of which it only heard failures for ever. Of two objectives there is no worst, so there it is a failure.
+    """
+    return {ROUND: 0, SCORE: REFUSED} if isinstance(searcher.metric, str) else {}
 
 
 def distribution_of(dimension: Dimension) -> BaseDistribution:

@@ -19,7 +19,7 @@ from ray.tune.search import Searcher
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.ledger import Event, Ledger
 from anchorfl.tuning.search.search_space import Space
-from anchorfl.tuning.search.searchers import EXPENSE, ROUND, SCORE, HyperParams, draw
+from anchorfl.tuning.search.searchers import EXPENSE, ROUND, SCORE, HyperParams, Report, draw, refusal
 
 
 @dataclass(slots=True)
@@ -167,9 +167,16 @@ class Study:
             if self.searcher_knows_first:
                 self.searcher.suggest(name)
             return TrialState(0, dict(self.first), name)
-        tried = [trial.point for trial in self.trials]
-        drawn = draw(self.searcher, self.space, number, lambda point: point not in tried and self.allowed(point))
+        drawn = draw(self.searcher, self.space, number, self._known)
         return None if drawn is None else TrialState(number, drawn[1], drawn[0])
+
+    def _known(self, point: HyperParams) -> Report | None:
+        """Return what is known of a point: the last report of the trial that has it, or that the options refuse it."""
+        trial = next((trial for trial in self.trials if trial.point == point), None)
+        if trial is None:
+            return None if self.allowed(point) else refusal(self.searcher)
+        last = trial.records.get(trial.rounds)
+        return {} if last is None or trial.status == "failed" else _heard(trial.rounds, last)
 
     def _apply_suggestion(self, trial: TrialState) -> None:
         self.trials.append(trial)

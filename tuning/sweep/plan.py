@@ -15,6 +15,7 @@ from anchorfl.pipeline.config.experiment import Experiment, plugins_of, redacted
 from anchorfl.pipeline.config.idle_options import idle_options
 from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml, with_options
+from anchorfl.pipeline.run.prepare import with_sections
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
 from anchorfl.pipeline.storage.places import check_own_code, check_own_names, seal_of, seal_of_names, with_own_places
 from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS, check_no_record
@@ -22,6 +23,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
 from anchorfl.tasks.plugins import code_digest, names_code
+from anchorfl.tasks.registry import task_of
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_metric, resolve_rounds
 from anchorfl.tuning.search.search_space import (
     PRESET,
@@ -103,6 +105,7 @@ class SweepPlan:
         object.__setattr__(self, "options", replace(self.options, metric=metric))
         for name, other in self.others.items():
             _check_alike(self.preset, self.experiment, name, other)
+        with_sections(self.experiment, seed=(*self.seeds, *self.fresh_seeds)[-1])
         _ = self.rounds, self.names  # say here what does not fit
 
     @property
@@ -180,6 +183,17 @@ class SweepPlan:
         write_atomically(folder / PLAN_FILE, json.dumps(content, indent=1).encode())
 
 
+def on_one_split(experiment: Experiment) -> Experiment:
+    """Return the experiment with the test rows of its own seed in runs of all seeds: those of another seed's final run
+    would be rows that the search had trained on, or chosen by.
+    """
+    task, seed = experiment.task, experiment.seed
+    folds = task_of(task).folds
+    fold = seed % folds if folds and task.fold == -1 else task.fold
+    split_seed = seed if task.split_seed is None else task.split_seed
+    return replace(experiment, task=replace(task, fold=fold, split_seed=split_seed))
+
+
 def check_searched(plan: SweepPlan) -> None:
     """Raise InputError where a searched option does nothing, whatever the others are: its trials would be equal."""
     every = list[Experiment]()
@@ -245,7 +259,10 @@ def check_points(plan: SweepPlan, ledger: Path, events: Iterable[Mapping[str, An
         if name != PRESET
     }
     for event in events:
-        for name, value in event["point"].items() if event["event"] == "suggest" else ():
+        point = event["point"] if event["event"] == "suggest" else {}
+        if event["event"] == "suggest" and (lacking := sorted(plan.space.keys() - point.keys())):
+            raise InputError(f"{ledger}: trial {event['trial']} has no {lacking[0]}: restore it from a copy")
+        for name, value in point.items():
             if name not in plan.space or not (plan.space[name].holds(value) or value in known.get(name, ())):
                 raise InputError(
                     f"{ledger}: trial {event['trial']} has {name} = {value!r}, which is no point of the sweep's space:"

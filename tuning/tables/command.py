@@ -21,7 +21,6 @@ from anchorfl.pipeline.terminal import Log, logged_apart, say, width
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.options import (
     Vary,
-    drop_free_options,
     notes_without_preset_value,
     options_of_one_method,
     parse_vary,
@@ -44,6 +43,7 @@ from anchorfl.tuning.tables.runs import (
     missing_data,
     notes_on_earlier_epochs,
     notes_on_other_data,
+    notes_without_states,
     prepare_all,
     table_runs_of,
 )
@@ -221,10 +221,10 @@ class TableCommand:
             *index.notes(table_runs),
             *notes_on_earlier_epochs(table_runs),
             *notes_on_other_data(table_runs),
+            *notes_without_states(table_runs),
         ]
         notes += [f"No finished run: {', '.join(lacking)}."] if lacking else []
-        options = drop_free_options(args.overrides)
-        return table_of(self.paper, table_runs, options=options, command=args.command, notes=notes)
+        return table_of(self.paper, table_runs, command=args.command, notes=notes)
 
     def _complete(self, record: TableRecord) -> None:
         """Make the missing runs, as far as their data are there."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -42,9 +43,6 @@ class OurFigure:
 
 def figures_of(table: Table, records: str) -> list[OurFigure]:
     """Return the figures of a table's rows that have a finished run."""
-    from anchorfl.tuning.tables.options import drop_free_options
-
-    options = " ".join(drop_free_options(table.options))
     return [
         OurFigure(
             preset=entry.row.preset,
@@ -53,7 +51,7 @@ def figures_of(table: Table, records: str) -> list[OurFigure]:
             sd="" if entry.sd is None else f"{entry.sd:.2f}",
             seeds=" ".join(map(str, entry.scores)),
             cpu_hours=_two_digits(table.cost(entry.row).hours),
-            options=options,
+            options=shlex.join(table.options_of(entry.row)),
             records=records,
         )
         for entry in table.entries

@@ -19,7 +19,6 @@ from anchorfl.pipeline.run.provenance import MOST_FREQUENT
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.metrics.scores import SUM
 from anchorfl.tuning.sweep.html import Block, markdown, to_csv
-from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.plots import (
     curves,
     curves_csv,
@@ -183,12 +182,14 @@ def _changed(table: Table) -> list[str]:
             f"Own rows, which are not the paper's: {listed}. They have its data, partition and seeds. Holm's correction"
             " of the paper's rows is without them, theirs is with all rows."
         )
-    if not all(run.has_preset_options for run in table.runs):
-        text = " ".join(table.options)
-        out.append(
-            f"**Not the paper's settings**: every run has `{text}`, so its figures say nothing about the published"
-            " ones."
-        )
+    if changed := {run.row.key: run.row for run in table.runs if not run.has_preset_options}:
+        rows: dict[str, list[str]] = {}
+        for row in changed.values():
+            rows.setdefault(shlex.join(table.options_of(row)), []).append(row.preset)
+        every = len(rows) == 1 and len(changed) == len({run.row.key for run in table.runs})
+        who = [(text, "every run" if every else ", ".join(dict.fromkeys(names))) for text, names in rows.items()]
+        listed = "; ".join(f"{names} {'has' if every else 'with'} `{text}`" for text, names in who)
+        out.append(f"**Not the paper's settings**: {listed}. These figures say nothing about the published ones.")
     return out
 
 
@@ -311,7 +312,6 @@ def reproducibility(table: Table) -> str:
     """
     out = [f"| Row | Preset | Metric | Published | Ours, mean ± sd | Seeds {_list(table.seeds)} | Verdict |"]
     out.append("|---" * 7 + "|")
-    words = {run.row.key: run.words for run in table.runs}
     previous = ""
     for e in table.entries:
         if not e.verdict:
@@ -319,7 +319,7 @@ def reproducibility(table: Table) -> str:
         title, preset = "", ""
         if e.row.key != previous:
             title = f"{table.paper.title}, {_named(e.row.tables, 'Table')}, {e.row.data}, {e.row.label}"
-            preset = f"`{' '.join([e.row.preset, *drop_free_options(words[e.row.key])])}`"
+            preset = f"`{' '.join([e.row.preset, *table.options_of(e.row)])}`"
         scores = _list([_score(e, seed) for seed in table.seeds])
         out.append(f"| {' | '.join([title, preset, e.metric.shown, _published(e), ours(e), scores, e.verdict])} |")
         previous = e.row.key

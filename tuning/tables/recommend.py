@@ -377,7 +377,7 @@ def _asked(words: list[str]) -> tuple[Shape, list[Setting], list[Candidate]]:
         raise InputError("recommend needs a table of your own: anchorfl recommend FILE --task.label_columns COLUMNS")
     if any(name.startswith("method.") for name in typed_options(words)):
         raise InputError("recommend compares methods: leave out options of [method]; anchorfl run takes them")
-    _, experiment = from_words("", [*words, "--method.name", "fedavg"], "anchorfl recommend", say)
+    _, experiment = from_words("", [*words, "--method.name", "fedavg"], "anchorfl run", say)
     shape, payload = shape_of_experiment(experiment), task_of(experiment.task).payload
     every = by_distance(shape, read_settings())
     near = nearest_settings(shape, every)

@@ -18,6 +18,7 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options, with_sections
 from anchorfl.pipeline.storage.atomic_files import read_json
+from anchorfl.pipeline.storage.checkpoint import SERVER_STATES
 from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
 from anchorfl.pipeline.storage.run_record import read_metadata
@@ -279,6 +280,18 @@ def notes_on_earlier_epochs(table_runs: Sequence[TableRun]) -> list[str]:
     return (
         [f"{earlier} of {len(runs)} runs are of an earlier version, whose last bits differ (epoch)."] if earlier else []
     )
+
+
+def notes_without_states(table_runs: Sequence[TableRun]) -> list[str]:
+    """Return a line where runs are asked to save states of the server, and some had finished without."""
+    asked = {run.folder for run in table_runs if run.folder and run.experiment.evaluation.save_state_every}
+    lacking = sorted(folder for folder in asked if not (folder / SERVER_STATES).is_dir())
+    if not lacking:
+        return []
+    return [
+        f"--evaluation.save_state_every: {len(lacking)} of {len(asked)} runs had finished without it and have no states"
+        f" ({lacking[0]}{', ...' if len(lacking) > 1 else ''}): move them away and call again, and they are run anew"
+    ]
 
 
 def notes_on_other_data(table_runs: Sequence[TableRun]) -> list[str]:

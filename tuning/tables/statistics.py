@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.results.compare import RunSummary, load_run, raw_data_notes
+from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.published import Figure, Metric, Paper, Row, metrics_of
 from anchorfl.tuning.tables.runs import TableRun
 from anchorfl.tuning.tables.significance import PairedComparison, apply_holm, compare_paired
@@ -103,8 +104,6 @@ class Table:
     """Finished or not."""
     finished: Mapping[str, RunSummary]
     """Digest -> the finished run."""
-    options: Sequence[str] = ()
-    """Options from the command line that may change a result."""
     command: str = ""
     """The command that makes it again."""
     notes: Sequence[str] = ()
@@ -132,6 +131,10 @@ class Table:
     def varied(self) -> str:
         """Option that is varied; "" where none is."""
         return next((run.row.change.option for run in self.runs if run.row.change), "")
+
+    def options_of(self, row: Row) -> list[str]:
+        """Return the words of the command line that a row's runs have, and that may change a result."""
+        return drop_free_options(next(run.words for run in self.runs if run.row.key == row.key))
 
     def reference(self, row: Row) -> Row | None:
         """Return the row that a row is tested against; None where that is not in the table.
@@ -236,16 +239,13 @@ def first_of_each(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, T]:
     return first
 
 
-def table_of(
-    paper: Paper, table_runs: Sequence[TableRun], *, options: Sequence[str] = (), command: str = "",
-    notes: Sequence[str] = (),
-) -> Table:  # fmt: skip
+def table_of(paper: Paper, table_runs: Sequence[TableRun], *, command: str = "", notes: Sequence[str] = ()) -> Table:
     """Return the table of the runs that are finished. InputError where one of these is damaged."""
     folders: dict[str, Path] = {run.digest: run.folder for run in table_runs if run.folder is not None}
     finished = {digest: load_run(folder) for digest, folder in folders.items()}
     of_data = ((run.row.folder, finished[run.digest]) for run in table_runs if run.digest in finished)
     notes = [*notes, *dropped_client_notes(table_runs, finished), *raw_data_notes(of_data)]
-    return Table(paper, table_runs, finished, options, command, notes)
+    return Table(paper, table_runs, finished, command, notes)
 
 
 def figure_of(paper: Paper, metric: Metric, summary: RunSummary) -> float | None:

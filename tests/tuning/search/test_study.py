@@ -27,6 +27,7 @@ from anchorfl.tuning.search.searchers import (
     make_scheduler,
     make_searcher,
     most_trials,
+    refusal,
 )
 from anchorfl.tuning.search.study import Study, TrialState, read_trials
 from anchorfl.tuning.search.tune_adapter import ENDS, ERROR, Budget, _Scheduler
@@ -46,9 +47,52 @@ def test_a_point_that_is_refused_counts_as_the_worst(monkeypatch):
             heard.append((name, result, error))
 
         monkeypatch.setattr(searcher, "on_trial_complete", complete)
-        name, point = draw(searcher, SPACE, 7, lambda point, heard=heard: len(heard) == 2)
+        name, point = draw(
+            searcher, SPACE, 7, lambda point, heard=heard, s=searcher: None if len(heard) == 2 else refusal(s)
+        )
         assert (name, set(point)) == ("0007-2", set(SPACE))
         assert heard == [(n, *said) for n in ("0007", "0007-1")]
+
+
+@pytest.mark.parametrize("against", ["", "seconds"])
+def test_a_point_that_was_tried_is_heard_as_its_trial_was(tmp_path, monkeypatch, against):
+    """It was heard as the worst there is, the best point too."""
+    space = {"a": Choice((1, 2)), "b": Choice(("x", "y", "z"))}
+    search = study(tmp_path / "ledger.jsonl", scheduler="none", count=20, against=against)
+    search.space, search.first, search.allowed = space, {"a": 1, "b": "x"}, lambda point: point["b"] != "z"
+    search.searcher = make_searcher(SweepOptions(against=against), space, 3, search.first)
+    heard, complete = [], search.searcher.on_trial_complete
+
+    def listen(name, result=None, error=False):
+        heard.append((search.searcher._ot_trials[name].params, result, error))
+        complete(name, result, error)
+
+    monkeypatch.setattr(search.searcher, "on_trial_complete", listen)
+    while (trial := search.next_trial()) is not None:
+        score = 0.1 * trial.point["a"] + (trial.point["b"] == "y") / 2
+        record = {"score": score, "scores": {"0": score}, "expense": 2.0}
+        for round_ in range(1, ROUNDS.whole + 1):
+            search.add_result(trial, round_, record)
+        search.close_trial(trial)
+    assert len(search.trials) == 4
+    again = [entry for entry in heard if entry[0]["b"] != "z"]
+    assert len(again) > len(search.trials)
+    for point, result, error in again:
+        want = 0.1 * point["a"] + (point["b"] == "y") / 2
+        assert (result["score"], result.get("expense"), error) == (want, 2.0, False)
+
+
+def test_a_grid_goes_through_all_its_points(tmp_path):
+    """It ended where 500 in a row were refused."""
+    space = {"a": Range(1, 2, steps=2), "b": Range(0, 1, steps=600)}
+    search = study(tmp_path / "ledger.jsonl", "grid", "none", count=700)
+    search.space, search.first, search.allowed = space, {"a": 2, "b": 2.0}, lambda point: point["a"] == 2
+    search.searcher = make_searcher(SweepOptions(searcher="grid"), space, 3, None)
+    points = []
+    while (trial := search.next_trial()) is not None:
+        search.close_trial(trial, "no good")
+        points.append(trial.point)
+    assert len(points) == 601
 
 
 class Listener:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.methods import find_method
 from anchorfl.pipeline.storage import run_folder
 from anchorfl.tasks.errors import InputError
@@ -17,7 +19,7 @@ from anchorfl.tuning.commands import _split
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_rounds
 from anchorfl.tuning.search.search_space import Choice, Range
 from anchorfl.tuning.search.trial import point_experiment
-from anchorfl.tuning.sweep.plan import SweepPlan, load_plan, new_sweep_folder, preset_text
+from anchorfl.tuning.sweep.plan import SweepPlan, check_points, load_plan, new_sweep_folder, on_one_split, preset_text
 from anchorfl.tuning.sweep.sweep import _notes
 
 
@@ -194,6 +196,28 @@ def test_what_cannot_be_registered_is_said_before_the_search(method, log_model, 
         SweepPlan("digits/fedavg", e, space, SweepOptions(register="mine"), "text")
 
 
+def test_final_runs_have_the_test_rows_of_the_search():
+    """Folds follow the seed: their test rows were rows that the search had trained on, and chosen by."""
+    folds = read_preset("es-5/fedalign")
+    assert (folds.task.fold, folds.seed) == (-1, 4321)
+    assert on_one_split(folds).task.fold == 4321 % 5
+    assert on_one_split(on_one_split(folds)) == on_one_split(folds)
+    given = dataclasses.replace(folds, task=dataclasses.replace(folds.task, fold=3))
+    assert on_one_split(given) == given
+    drawn = with_options(read_preset("digits/fedavg"), {"task.split_seed": "none"})
+    assert on_one_split(drawn).task.split_seed == drawn.seed
+    own = read_preset("digits/fedavg")
+    assert on_one_split(own) == own
+
+
+def test_a_point_without_a_value_is_one_line(tmp_path):
+    made = plan()
+    event = {"event": "suggest", "trial": 0, "point": {"q1": 95.0, "q2": 10}, "time": 0.0}
+    with pytest.raises(InputError, match="ledger: trial 0 has no anchor_score"):
+        check_points(made, Path("ledger"), [event])
+    check_points(made, Path("ledger"), [event | {"point": event["point"] | {"anchor_score": "dot"}}])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -204,6 +228,8 @@ def test_what_cannot_be_registered_is_said_before_the_search(method, log_model, 
         (["digits/fedalign", "--cost", "3"], "--cost needs --cpu-price or --gpu-price"),
         (["digits/fedalign", "--searcher", "tpe"], "tpe"),
         (["digits/fedalign", "--trails", "3"], "no option --trails"),
+        (["digits/fedavg", "--optimizer.lrr", "3"], "'anchorfl run digits/fedavg --help' lists all"),
+        (["digits/fedavg", "--seed", str(2**63 - 1), "--finals", "1"], "records hold 64 bits"),
         (["digits/fedalign", "--space", "q1=9:3"], "low must be below high"),
         (["digits/fedalign", "--rounds", "3"], "may not be stopped before round 4"),
         (["--resume", "nowhere"], "nowhere holds no sweep"),
@@ -239,6 +265,7 @@ def test_the_metric_is_the_first_of_those_that_are_computed():
     """Unless another is named; one that the runs do not compute is refused before they start."""
     assert plan().options.metric == "f1_macro"
     assert plan(metric="accuracy").options.metric == "accuracy"
+    assert plan(metric="f1_uncovered").options.metric == "f1_uncovered"  # where nobody identifies a class
     e = read_preset("digits/fedalign")
     e = dataclasses.replace(e, evaluation=dataclasses.replace(e.evaluation, metrics="ranking"))
     space = {"q1": Range(90, 99)}

@@ -245,6 +245,12 @@ def test_points_that_tie_are_said(tmp_path):
     alone = dataclasses.replace(view, trials=trials[:2])
     write_report(alone, tmp_path)
     assert "tie" not in summary(alone)
+    costs = [dataclasses.replace(t, expense=9.0 - t.number) for t in trials]
+    dear = dataclasses.replace(view, trials=tuple(costs), against="seconds")
+    assert (dear.best.number, [t.number for t in dear.tied]) == (3, [1, 2, 3])
+    assert "3 points tie; the cheapest is chosen" in summary(dear)
+    no_finals = dataclasses.replace(view, final_runs_begun=True)
+    assert "test" not in summary(no_finals)
 
 
 def test_marks_of_a_grid_cover_no_number():
@@ -330,6 +336,20 @@ def test_the_chosen_point_is_a_preset(tmp_path, name):
     assert got == dataclasses.replace(old, method=method, optimizer=dataclasses.replace(old.optimizer, lr=0.002))
     assert made.startswith("# r8-8/fedalign with the point that sweep-1 chose: trial 0 of 1.\n")
     assert ("alpha = 0.5  # weight" in made) == ("alpha = 1.0" in read_text(name))
+
+
+def test_scores_that_differ_in_last_bits_have_no_importance(tmp_path):
+    """A report ended in a traceback."""
+    view, n = sweep(seeds=(1, 2)), 10
+    scores = [(a / n, (9 - a) / n) for a in range(9)]  # means of 0.45, to rounding
+    trials = tuple(
+        dataclasses.replace(t, status="finished", curves={s: {6: score} for s, score in zip((1, 2), of, strict=True)})
+        for t, of in zip(view.trials, scores, strict=False)
+    )
+    tied = dataclasses.replace(view, trials=trials)
+    assert len({(a + b) / 2 for a, b in scores}) > 1
+    assert importances(tied) == "All whole trials have the same score, so no option explains any of it."
+    write_report(tied, tmp_path)
 
 
 def test_importance_finds_what_matters():

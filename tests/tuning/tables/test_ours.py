@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from anchorfl.pipeline.config.presets import preset_names
+import shlex
+
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import preset_names, read_preset
 from anchorfl.tuning.tables.ours import OURS, csv_text, read_ours
 from benchmarks.reproducibility import ARCHIVES, Records, ours
 
@@ -10,6 +13,12 @@ from benchmarks.reproducibility import ARCHIVES, Records, ours
 def test_the_file_is_what_the_records_give(tmp_path):
     """As ``python -m benchmarks.reproducibility --check`` finds, which mends it without ``--check``."""
     assert OURS.read_text(encoding="utf-8") == ours(Records(tmp_path))
+
+
+def test_a_preset_takes_the_options_that_its_runs_had():
+    """The option of one method stood beside others, which have it not."""
+    for preset, options in {(figure.preset, figure.options) for figure in read_ours()}:
+        override(read_preset(preset), shlex.split(options))
 
 
 def test_the_file_reads_back():

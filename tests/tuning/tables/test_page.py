@@ -13,6 +13,7 @@ import pytest
 from anchorfl.pipeline.methods.feddyn import FedDyn
 from anchorfl.pipeline.methods.fedproto import FedProto
 from anchorfl.pipeline.methods.fedrep import FedRep
+from anchorfl.tuning.tables.ours import figures_of
 from anchorfl.tuning.tables.page import _blocks, reproducibility, table_csv, table_dicts, text, write_page
 from anchorfl.tuning.tables.papers import PAPERS
 from anchorfl.tuning.tables.plots import curves_csv, plot_dots, split_of_curves
@@ -44,7 +45,7 @@ def made(folder: Path, *, lacking: tuple = (), options: tuple = (), seeds: tuple
         top = {"fedavg": AVG, "fedalign": ALIGN}[table_run.row.name][table_run.seed]
         scores = {"test/f1_macro": [0.05, 0.1, top], "test/accuracy": [0.1, 0.2, top + 0.1]}
         table_runs.append(made_run(table_run, folder / "runs", scores))
-    return table_of(paper, table_runs, command="anchorfl table toy", options=options, **about)
+    return table_of(paper, table_runs, command="anchorfl table toy", **about)
 
 
 def lines(table) -> list[dict[str, str]]:
@@ -203,6 +204,19 @@ def test_whose_scores_stand_in_a_row(tmp_path, method, words):
     (line,) = [p for p in list(_blocks(replace(table, runs=(row, *others))))[-1].paragraphs if words in p]
     unrun = replace(row, digest="of no run")
     assert line not in list(_blocks(replace(table, runs=(unrun, *others))))[-1].paragraphs
+
+
+def test_the_option_of_one_method_is_said_of_its_rows_alone(tmp_path):
+    table = made(tmp_path, options=("--method.q1", "93"))
+    write_page(table, tmp_path / "page")
+    page = (tmp_path / "page" / "table.md").read_text()
+    assert "**Not the paper's settings**: digits/fedalign with `--method.q1 93`" in page
+    verdicts = {e.row.name: e.verdict for e in table.entries if e.published}
+    assert verdicts["fedalign"] == OTHER_SETTINGS
+    assert verdicts["fedavg"] != OTHER_SETTINGS
+    assert {f.preset: f.options for f in figures_of(table, "a")} == {
+        "digits/fedavg": "", "digits/fedalign": "--method.q1 93",
+    }  # fmt: skip
 
 
 def test_other_options_are_said(tmp_path):

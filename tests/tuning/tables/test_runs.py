@@ -31,6 +31,7 @@ from anchorfl.tuning.tables.runs import (
     missing_data,
     notes_on_earlier_epochs,
     notes_on_other_data,
+    notes_without_states,
     prepare_all,
     table_runs_of,
 )
@@ -216,6 +217,20 @@ def test_runs_of_an_earlier_epoch_are_found_and_marked(paper):
         assert (attached.folder == made.folder, attached.digest) == (found, one.digest)
         lines = ["1 of 1 runs are of an earlier version, whose last bits differ (epoch)."] if found else []
         assert notes_on_earlier_epochs([attached]) == lines
+
+
+def test_runs_that_kept_no_states_are_said(paper):
+    """The option makes no other run, so that one which had finished without it counts as done."""
+    asked = table_runs_of(rows_of(paper), [1], ["--evaluation.save_state_every", "1"])
+    one, two = (made_run(c, Path("runs"), SCORES) for c in asked if c.row.data == "Digits")
+    (line,) = notes_without_states([one, two])
+    assert line.startswith("--evaluation.save_state_every: 2 of 2 runs had finished without it and have no states")
+    (one.folder / "server_states").mkdir()
+    assert f"({two.folder})" in notes_without_states([one, two])[0]
+    (two.folder / "server_states").mkdir()
+    assert notes_without_states([one, two]) == []
+    plain = table_runs_of(rows_of(paper), [2], [])
+    assert notes_without_states([made_run(plain[0], Path("runs"), SCORES), asked[-1]]) == []
 
 
 def test_runs_of_other_data_are_told(paper):
