@@ -188,7 +188,7 @@ def on_one_split(experiment: Experiment) -> Experiment:
     would be rows that the search had trained on, or chosen by.
     """
     task, seed = experiment.task, experiment.seed
-    folds = task_of(task).folds
+    folds = 0 if task.file else task_of(task).folds  # a user's table has none
     fold = seed % folds if folds and task.fold == -1 else task.fold
     split_seed = seed if task.split_seed is None else task.split_seed
     return replace(experiment, task=replace(task, fold=fold, split_seed=split_seed))
