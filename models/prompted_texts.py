@@ -15,7 +15,7 @@ from anchorfl.models.errors import NamesError
 from anchorfl.models.label_encoder import LabelEncoderSpec
 from anchorfl.models.language import fill_prompts
 from anchorfl.models.options import Pooling
-from anchorfl.models.text_encoders import load, pooled, tokens
+from anchorfl.models.text_encoders import load, longest, pooled, tokens
 
 SENTENCES_AT_ONCE = 64
 """Sentences that are read at a time."""
@@ -38,7 +38,7 @@ class PromptedTexts(nn.Module):
         tokenizer.padding_side = "right"  # a prompt stands behind the first token, which is that of the sentence then
         sentences = [text for name in spec.class_names for text in fill_prompts(spec.prompts, name)]
         batch = tokens(tokenizer, self.net, sentences, spec.folder, self.pooling)
-        most = getattr(self.net.config.get_text_config(), "max_position_embeddings", 1 << 30)
+        most = longest(tokenizer, self.net)
         if (whole := batch["input_ids"].shape[1] + length) > most:
             raise NamesError(
                 f"language model {spec.folder}: a sentence and its prompt have {whole} tokens, it takes {most}: shorten"

@@ -209,10 +209,17 @@ def _encode(tokenizer: Any, network: Any, texts: list[str], model: str, pooling:
         raise NamesError(f"language model {model!r} cannot encode ({_one_line(error)}); get its files again") from error
 
 
+def longest(tokenizer: Any, network: Any) -> int:
+    """Return the tokens that a transformers network takes at most. RoBERTa's tokenizer knows that two of its positions
+    are none.
+    """
+    positions = getattr(network.config.get_text_config(), "max_position_embeddings", 1 << 30)
+    return int(min(tokenizer.model_max_length, positions))
+
+
 def tokens(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Mapping[str, Tensor]:
     """Return the inputs of a transformers network for texts, by name, each [M, L]. NamesError where one is too long."""
-    config = network.config.get_text_config()
-    most = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", 1 << 30))
+    most = longest(tokenizer, network)
     # models with a projection were trained on texts padded to full length, and some look at the last position
     padding = {"padding": "max_length", "max_length": most} if pooling == "projected" else {"padding": True}
     batch = tokenizer(texts, return_tensors="pt", **padding)

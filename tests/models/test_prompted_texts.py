@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -89,3 +92,12 @@ def test_what_the_model_cannot_do_is_one_line(bert):
         texts_of(bert, 12)
     with pytest.raises(NamesError, match=r"\Atrained prompts need class_embeddings.pooling 'mean' or 'first'"):
         texts_of(bert, pooling="projected")
+
+
+def test_a_tokenizer_may_know_of_fewer_positions(bert, tmp_path):
+    """Two of RoBERTa's 514 are none: a sentence of 513 tokens would fail in its middle."""
+    shutil.copytree(bert, tmp_path / "model")
+    settings = tmp_path / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 14}))
+    with pytest.raises(NamesError, match="have 15 tokens, it takes 14: shorten"):
+        texts_of(tmp_path / "model", 8)
