@@ -238,8 +238,8 @@ def code_digest(of: Any) -> str:
     module = sys.modules[of.__module__]
     if of.__module__ == "__main__" or not getattr(module, "__file__", None):
         return hashlib.sha256(typed_source(of).encode()).hexdigest()
-    digest = _module_digest(module)
-    if digest != _remembered(module) or _was_reloaded(of, module):
+    folders, digest = _remembered(module)
+    if _digest_in(folders, module) != digest or _was_reloaded(of, module):
         raise InputError(
             f"{of.__module__} was edited after this Python had imported it, and {of.__qualname__} is as it was: start"
             " Python anew (in a notebook: restart the kernel), or call importlib.reload and make the experiment again"
@@ -247,16 +247,21 @@ def code_digest(of: Any) -> str:
     return digest
 
 
-_IMPORTED: dict[str, tuple[object, str]] = {}
-"""Module -> its spec, which reloading changes, and the digest of its source when it was imported."""
+_IMPORTED: dict[str, tuple[object, list[Path], str]] = {}
+"""Module -> its spec, which reloading changes, folders of its package, and the digest of its source, as imported."""
 
 
-def _remembered(module: ModuleType) -> str:
-    """Return the digest of a module's source as it was imported, or, where another had imported it, first asked for."""
-    spec, digest = _IMPORTED.get(module.__name__, (None, ""))
+def _remembered(module: ModuleType) -> tuple[list[Path], str]:
+    """Return the folders of a module's package, none where it is in none, and the digest of the source: as it was
+    imported, or, where somebody else had imported it, first asked for.
+    """
+    spec, folders, digest = _IMPORTED.get(module.__name__, (None, [], ""))
     if spec is None or spec is not module.__spec__:
-        spec, digest = _IMPORTED[module.__name__] = module.__spec__, _module_digest(module)
-    return digest
+        top = sys.modules.get(module.__name__.partition(".")[0])
+        folders = [Path(folder) for folder in getattr(top, "__path__", ())]
+        digest = _digest_in(folders, module)
+        _IMPORTED[module.__name__] = module.__spec__, folders, digest
+    return folders, digest
 
 
 def _was_reloaded(of: Any, module: ModuleType) -> bool:
@@ -265,10 +270,8 @@ def _was_reloaded(of: Any, module: ModuleType) -> bool:
     return now is not of and dotted_name(now) == dotted_name(of) if inspect.isclass(now) else False
 
 
-def _module_digest(module: ModuleType) -> str:
-    """Return the SHA-256 of the source of a module's package, or of the module where it is in none."""
-    top = sys.modules.get(module.__name__.partition(".")[0])
-    folders = [Path(folder) for folder in getattr(top, "__path__", ())]
+def _digest_in(folders: list[Path], module: ModuleType) -> str:
+    """Return the SHA-256 of the source in a package's folders; of the module's, where there are none."""
     files = [(path.relative_to(folder).as_posix(), path) for folder in folders for path in folder.rglob("*.py")]
     digest = hashlib.sha256()
     for name, path in sorted(files) or [(module.__name__, Path(str(module.__file__)))]:

@@ -31,6 +31,7 @@ def class_means(ctx: ClientContext[Any], model: Classifier) -> tuple[Tensor, Ten
 
 def means_term(rows_KD: Tensor, held_C: Tensor) -> Term:
     """Return what the server takes in of them: a mean in which every client that has a class counts as one."""
+    held_C = held_C != 0  # a client has a class or not, whatever it sends
     rows_CD = rows_KD.new_zeros(len(held_C), rows_KD.shape[1])
     rows_CD[held_C] = rows_KD
     return Term({NAME: rows_CD}, held_C.double())

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anchorfl.pipeline.algorithm.options import LEAST_NOISE
 from anchorfl.tasks.errors import InputError
 
 
@@ -34,8 +35,8 @@ class PrivacyOptions:
     """Probability that is left out of the guarantee, in (0, 1); well below 1 / classes."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < math.inf:
-            raise ValueError(f"method.dp_noise = {self.noise}: must be 0 (off) or above, and finite")
+        if not (self.noise == 0 or LEAST_NOISE <= self.noise < math.inf):
+            raise ValueError(f"method.dp_noise = {self.noise}: must be 0 (off) or at least {LEAST_NOISE}, and finite")
         if not 0 < self.clip < math.inf:
             raise ValueError(f"method.dp_clip = {self.clip}: must be above 0 and finite")
         if not 0 < self.delta < 1:

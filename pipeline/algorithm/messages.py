@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cmath
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -20,16 +20,21 @@ from torch import Tensor
 M = TypeVar("M")
 
 
+def below(path: str, name: str) -> str:
+    """Return the path of a part of what lies at ``path``."""
+    return f"{path}/{name}" if path else name
+
+
 def tensors(message: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield (path, tensor) of every leaf, in a fixed order: fields as declared, dict entries as inserted."""
     if isinstance(message, Tensor):
         yield path, message
     elif isinstance(message, dict):
         for key, value in message.items():
-            yield from tensors(value, f"{path}/{key}".lstrip("/"))
+            yield from tensors(value, below(path, key))
     elif is_dataclass(message):
         for f in fields(message):
-            yield from tensors(getattr(message, f.name), f"{path}/{f.name}".lstrip("/"))
+            yield from tensors(getattr(message, f.name), below(path, f.name))
     else:
         raise TypeError(f"message field {path!r} is a {type(message).__name__}; messages hold tensors only")
 
@@ -40,11 +45,9 @@ def rebuild(message: M, leaf: Callable[[str, Tensor], Any], path: str = "") -> M
     if isinstance(message, Tensor):
         out = leaf(path, message)
     elif isinstance(message, dict):
-        out = {k: rebuild(v, leaf, f"{path}/{k}".lstrip("/")) for k, v in message.items()}
+        out = {k: rebuild(v, leaf, below(path, k)) for k, v in message.items()}
     elif is_dataclass(message) and not isinstance(message, type):
-        values = {
-            f.name: rebuild(getattr(message, f.name), leaf, f"{path}/{f.name}".lstrip("/")) for f in fields(message)
-        }
+        values = {f.name: rebuild(getattr(message, f.name), leaf, below(path, f.name)) for f in fields(message)}
         out = type(message)(**values)
     else:
         raise TypeError(f"message field {path!r} is a {type(message).__name__}; messages hold tensors only")
@@ -97,6 +100,17 @@ def fill(template: M, values: Mapping[str, Tensor]) -> M:
         if values[path].shape != e.shape or values[path].dtype != e.dtype:
             raise ValueError(f"tensors do not fit the state: {_unlike(path, values[path], e)}")
     return rebuild(template, lambda path, _: values[path])
+
+
+def form_of(message: object) -> Hashable:
+    """Return shapes, types and nesting of a message, in order: what two of one form have in common."""
+    if isinstance(message, Tensor):
+        return tuple(message.shape), message.dtype
+    if isinstance(message, dict):
+        return tuple((key, form_of(value)) for key, value in message.items())
+    if is_dataclass(message):
+        return type(message), tuple(form_of(getattr(message, f.name)) for f in fields(message))
+    raise TypeError(f"a {type(message).__name__} is no message; messages hold tensors only")
 
 
 def shape_mismatch(message: object, template: object) -> str:

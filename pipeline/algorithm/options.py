@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]
+LEAST_NOISE = 0.01
+"""Epsilon of less noise is in the thousands after a single round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

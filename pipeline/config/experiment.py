@@ -201,7 +201,7 @@ EPOCH = 3
 """Part of every digest: raise it when a default changes, or the same options come to give another result."""
 SAME_TO_ROUNDING = (2,)
 """Earlier epochs that differ from this one in last bits alone: a table takes in their finished runs, and says so."""
-NOISE = 2
+NOISE = 3
 """Part of the digests of runs with noise for privacy: raised when it comes to be drawn otherwise."""
 
 

@@ -6,14 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from anchorfl.pipeline.algorithm.options import Aggregation
+from anchorfl.pipeline.algorithm.options import LEAST_NOISE, Aggregation
 
 if TYPE_CHECKING:
     from anchorfl.pipeline.algorithm.aggregation import Aggregator
     from anchorfl.pipeline.algorithm.client_privacy import ClientPrivacy
-
-LEAST_NOISE = 0.01
-"""Epsilon of less is in the thousands after a single round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -115,15 +115,16 @@ def fit(folder: Path, content: RecordDict, context: Context) -> RecordDict:
     """Train a node's client for a round; what it keeps goes into the node's state, beside what it began with, which it
     needs again where its update is lost.
     """
-    runner, about, method = _runner(folder), content[ABOUT], _run_spec(folder).experiment.method
+    runner, about, experiment = _runner(folder), content[ABOUT], _run_spec(folder).experiment
+    method = experiment.method
     broadcast, to_it = (message_of(content[key], str(about[key]), method) for key in (SENT, TO_IT))
     client, round_, merged, secure = _client(context), int(about[ROUND]), int(about[MERGED]), None
     memory, before = {}, f"{MEMORY}-{merged}"
     if found := before in context.state:
         memory = message_of(context.state[before], str(context.state[ABOUT][before]), method)
-    if about[SECURE]:
+    if experiment.federation.secure_aggregation or about[SECURE]:
         given = {SENT: broadcast, TO_IT: to_it, MEMORY: memory}
-        secure, runner.secret, kept = masked_round(str(about[SECURE]), _kept(context), given)
+        secure, runner.secret, kept = masked_round(str(about[SECURE]), round_, _kept(context), given)
         context.state[SECURE] = ConfigRecord({TEXT: kept})
     result = runner.fit(client, round_, broadcast, memory, to_it, secure)
     check_kept(client, merged, found, result.memory)
@@ -152,7 +153,7 @@ def serve(folder: Path, grid: Grid, log: Log = say) -> None:
     def exchange(kind: Kind, round_: int, texts: Mapping[int, str]) -> dict[int, str]:
         contents = {c: RecordDict({ABOUT: ConfigRecord({KIND: kind, TEXT: text})}) for c, text in texts.items()}
         replies = _replies(run_spec, grid, nodes, round_, "query", contents, log)
-        return {client: str(content[ABOUT][TEXT]) for client, content in replies if TEXT in content[ABOUT]}
+        return {client: str(content[ABOUT][TEXT]) for client, content in replies if TEXT in content.get(ABOUT, {})}
 
     serve_rounds(run_spec, ask, exchange, (folder / "model").resolve(), log)
 
@@ -212,7 +213,12 @@ def _nodes(grid: Grid, clients: int, log: Log) -> dict[int, int]:
     replies = list(grid.send_and_receive(asked))
     found = dict[int, int]()
     for reply in (r for r in replies if not r.has_error()):
-        client, node = int(reply.content[ABOUT]["client"]), reply.metadata.src_node_id
+        node = reply.metadata.src_node_id
+        if "client" not in reply.content.get(ABOUT, {}):
+            raise InputError(
+                f"node {node} does not say which client's data it has: give it this app and a partition-id"
+            )
+        client = int(reply.content[ABOUT]["client"])
         if client in found:
             raise InputError(
                 f"nodes {found[client]} and {node} both have the data of client {client}: give each a partition-id of"

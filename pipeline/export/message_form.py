@@ -66,6 +66,6 @@ def _form(message: object, path: str) -> Form:
     if isinstance(message, Tensor):
         return path
     if isinstance(message, dict):
-        return {"of": {key: _form(value, f"{path}/{key}".lstrip("/")) for key, value in message.items()}}
-    of = {f.name: _form(getattr(message, f.name), f"{path}/{f.name}".lstrip("/")) for f in fields(message)}  # type: ignore[arg-type]
+        return {"of": {key: _form(value, messages.below(path, key)) for key, value in message.items()}}
+    of = {f.name: _form(getattr(message, f.name), messages.below(path, f.name)) for f in fields(message)}  # type: ignore[arg-type]
     return {"is": type(message).__name__, "of": of}

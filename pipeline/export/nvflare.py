@@ -122,7 +122,8 @@ def _keep(folder: Path, kept: str) -> None:
 
 def fit(preset: Path, client: int, content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Train a site's client for a round; what it keeps goes into a file in ``folder``. preset: the experiment."""
-    runner, method = _runner(preset), _run_spec(preset).experiment.method
+    runner, experiment = _runner(preset), _run_spec(preset).experiment
+    method = experiment.method
     broadcast, to_it = (taken(content, key, method) for key in (SENT, TO_IT))
     round_, merged, memory = int(content[ROUND]), int(content[MERGED]), {}
     path = folder / MEMORY.format(merged)
@@ -130,9 +131,9 @@ def fit(preset: Path, client: int, content: Mapping[str, Any], folder: Path) -> 
         with safe_open(path, "pt") as file:
             memory = put_together(file.get_tensor, file.metadata()[FORM], method)
     secure = None
-    if content[SECURE]:
+    if experiment.federation.secure_aggregation or content[SECURE]:
         given = {SENT: broadcast, TO_IT: to_it, "memory": memory}
-        secure, runner.secret, kept = masked_round(str(content[SECURE]), _kept(folder), given)
+        secure, runner.secret, kept = masked_round(str(content[SECURE]), round_, _kept(folder), given)
         _keep(folder, kept)
     result = runner.fit(client, round_, broadcast, memory, to_it, secure)
     check_kept(client, merged, found, result.memory)

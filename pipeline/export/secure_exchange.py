@@ -6,6 +6,7 @@ secret, and what it has said in a round, so that it never says both halves of wh
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,7 +49,7 @@ class Kept:
     keys: bytes = b""
     """Digest of the keys under which it did."""
     sent: str = ""
-    """Checksum of what it trained on; "": it has not yet."""
+    """Checksum of what it trained on and of the grid; "": it has not yet."""
     answered: tuple[int, ...] = ()
     """Those for whom it revealed shares in that round; (): it has not yet."""
 
@@ -86,12 +87,22 @@ def answer(client: int, kind: str, text: str, kept: str) -> tuple[str, str]:
     return encoded(revealed), encoded(replace(now, answered=request.answered))
 
 
-def masked_round(text: str, kept: str, given: Mapping[str, object]) -> tuple[SecureRound, bytes, str]:
-    """Return the round of ``text`` and the site's secret, and what it keeps. given: all that the update is made from
-    beside the site's own. Other arguments and errors as ``answer``.
+def masked_round(text: str, round_: int, kept: str, given: Mapping[str, object]) -> tuple[SecureRound, bytes, str]:
+    """Return what ``text`` says of the round and the site's secret, and what it keeps. given: all that the update is
+    made from beside the site's own. Other arguments and errors as ``answer``; InputError where the update would go in
+    the clear, too.
     """
+    if not text:
+        raise InputError(
+            f"round {round_}: asked for an update without masks, and federation.secure_aggregation is on here: it would"
+            " be seen"
+        )
     before, (number, secure) = _kept(kept), decoded(text, tuple[int, SecureRound])
-    return secure, before.secret, encoded(before.in_round(number, secure.keys, checksum(dict(given))))
+    if number != round_:
+        raise InputError(f"round {round_}: asked under the keys of round {number}: an answer would give an update away")
+    # on another grid the same masks would hide the same values in other steps
+    sent = hashlib.sha256(f"{checksum(dict(given))} {encoded(secure.grid)}".encode()).hexdigest()
+    return secure, before.secret, encoded(before.in_round(number, secure.keys, sent))
 
 
 def text_of(round_: int, secure: SecureRound | None) -> str:

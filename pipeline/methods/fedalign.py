@@ -193,7 +193,7 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     def classes_of(self, result: ClientResult[AlignUpdate]) -> Tensor:
         """Return the classes whose embeddings a client's update counts for, bool [C]."""
         identified_C = result.card.identified_C
-        return identified_C | result.update.pseudo_C if self.aggregate_pseudo else identified_C
+        return identified_C | (result.update.pseudo_C != 0) if self.aggregate_pseudo else identified_C
 
 
 def without_rows(weights: Tensors) -> Tensors:

@@ -175,7 +175,7 @@ class FedMLP(Method[TagState, TagUpdate]):
         update, weight = result.update, self.client_weight(result.card)
         terms = {"weights": Term(update.weights, weight)}
         if len(update.held_P):
-            terms[PROTOTYPES] = Term({PROTOTYPES: update.rows_PD}, weight * update.held_P.double())
+            terms[PROTOTYPES] = Term({PROTOTYPES: update.rows_PD}, weight * (update.held_P != 0).double())
         return Contribution(terms)
 
     def largest_weights(self, rows_I: Tensor) -> dict[str, Tensor]:

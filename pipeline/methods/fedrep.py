@@ -125,7 +125,9 @@ class FedRep(Method[ServerState, RepUpdate]):
 
     def contribution(self, result: ClientResult[RepUpdate]) -> Contribution:
         update = result.update
-        return Contribution({"weights": Term(update.weights | update.head, self.client_weight(result.card))})
+        # the body again: its tensors were held against those that were sent, and a head's name must not replace one
+        weights = update.weights | update.head | update.weights
+        return Contribution({"weights": Term(weights, self.client_weight(result.card))})
 
     def merge(self, state: ServerState, means: Means, ctx: ServerContext) -> ServerState:
         return ServerState(means["weights"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,8 @@ class Gathering:
         self.norms: dict[int, float] = {}
         self.whole: dict[int, Any] = {}
         self._first: int | None = None
+        self._forms: dict[Hashable, list[int]] = {}
+        """Clients by the form of what they contribute. Those of another form than the first are in no sum."""
 
     def add(self, client: int, update: Any) -> None:
         """Take in an update, which is read until ``flush``. It is copied where it has to be kept and there is a grid;
@@ -61,17 +63,20 @@ class Gathering:
                     f"its contribution() to the mean {name!r} has a weight that is negative or not finite, and no mean"
                     " has such"
                 )
-        self.norms[client] = norm
+        form = None if contribution is None else _form(contribution)
+        apart = form is not None and self._forms.setdefault(form, []) is not next(iter(self._forms.values()))
         if self.grid is None or contribution is None:
             self.whole[client] = update
-            return
-        if not self._fits(card, contribution):
+        elif apart or not self._fits(card, contribution, norm):
             self.whole[client] = _copy(update)
         elif self._first is None and not self.sums.clients:
             self._first, self.whole[client] = client, _copy(update)
         else:
             self._add_first()
             self.sums.add(client, contribution)
+        self.norms[client] = norm
+        if form is not None:
+            self._forms[form].append(client)
 
     def add_part(self, part: Part) -> None:
         """Take in the sums of a worker; its whole updates are for ``add``."""
@@ -90,11 +95,36 @@ class Gathering:
         norms = {client: self.norms[client] for client in self.sums.clients}
         return Part(self.sums.message() if self.sums.clients else {}, norms, self.whole)
 
+    def drop_others(self) -> dict[int, str]:
+        """Leave out updates whose contribution has another form than most have; return why, by client. Of workers' sums
+        all have one.
+        """
+        most = max(self._forms.values(), key=len, default=[])
+        others = [client for clients in self._forms.values() if clients is not most for client in clients]
+        if not others:
+            return {}
+        kept = {client: self.whole[client] for client in most if client in self.whole}
+        for client in others:
+            if client in self.whole:
+                del self.whole[client]
+            del self.norms[client]
+        if next(iter(self._forms.values())) is not most:  # those were in no sum
+            self.begin(self.grid)
+            for client, update in kept.items():
+                self.add(client, update)
+        self._forms = {form: clients for form, clients in self._forms.items() if clients and clients[0] not in others}
+        if self._first in others:
+            self._first = None
+        return dict.fromkeys(others, "its contribution has other tensors, or other shapes, than those of most clients")
+
     def drop(self, client: int) -> bool:
         """Forget a client and return True; False where it is in the sums."""
         if client not in self.whole:
             return False
         del self.whole[client], self.norms[client]
+        for clients in self._forms.values():
+            if client in clients:
+                clients.remove(client)
         if client == self._first:
             self._first = None
         return True
@@ -110,9 +140,9 @@ class Gathering:
             return means_of(others, mean_of)
         return self.sums.means(others, self.grid)
 
-    def _fits(self, card: Card, contribution: Contribution) -> bool:
+    def _fits(self, card: Card, contribution: Contribution, norm: float) -> bool:
         assert self.grid is not None
-        if not self.norms[card.client] <= self.grid.largest_norm:
+        if not norm <= self.grid.largest_norm:
             return False
         rows_I = torch.tensor([card.num_examples])
         largest = {name: float(weight_I) for name, weight_I in self.method.largest_weights(rows_I).items()}
@@ -124,6 +154,15 @@ class Gathering:
             result = ClientResult(self.cards[self._first], self.whole.pop(self._first))
             self.sums.add(self._first, self.method.contribution(result))
             self._first = None
+
+
+def _form(contribution: Contribution) -> Hashable:
+    """Return what two contributions have in common that can be in one sum."""
+    terms = [
+        (name, messages.form_of(dict(term.values)), torch.as_tensor(term.weight).shape)
+        for name, term in contribution.terms.items()
+    ]
+    return tuple(terms), messages.form_of(dict(contribution.own))
 
 
 def _copy(update: Any) -> Any:

@@ -151,7 +151,10 @@ class MaskedSum:
         kinds = {t.dtype for _, t in messages.tensors(update.terms)}
         if kinds != {torch.int64}:
             return f"it holds {', '.join(sorted(map(str, kinds))) or 'nothing'}, and no whole numbers"
-        same = (group for group in self._groups if not messages.shape_mismatch(update.terms, group.form))
+        if not all(_is_term(term) for term in update.terms.values()):
+            return "its terms are no values and weights"
+        form = messages.form_of(update.terms)
+        same = (group for group in self._groups if messages.form_of(group.form) == form)
         if (group := next(same, None)) is not None:
             group.total_P += _joined(update.terms)
             group.clients.append(client)
@@ -164,7 +167,12 @@ class MaskedSum:
         self._groups.sort(key=lambda group: -len(group.clients))
         first, others = self._groups[:1], self._groups[1:]
         self._groups = first
-        return {c: messages.shape_mismatch(group.form, first[0].form) for group in others for c in group.clients}
+        nested = "its masked update is nested otherwise than those of most clients"
+        return {
+            client: messages.shape_mismatch(group.form, first[0].form) or nested
+            for group in others
+            for client in group.clients
+        }
 
     def clear(self) -> None:
         """Forget what came in."""
@@ -198,6 +206,17 @@ class MaskedSum:
         """Bytes of keys and shares, as they are sent and as they are passed on, of the clients of this round."""
         keys, answered = len(self.secure.keys), len(self.answered)
         return KEYS_BYTES * keys * (1 + keys) + 2 * SEALED_BYTES * keys * keys + SHARE_BYTES * answered * keys
+
+
+def _is_term(term: object) -> bool:
+    """Return whether a part of a masked update is one term of ``Steps``."""
+    return (
+        isinstance(term, dict)
+        and term.keys() == {"values", "weight"}
+        and isinstance(term["weight"], Tensor)
+        and isinstance(term["values"], dict)
+        and all(isinstance(value, Tensor) for value in term["values"].values())
+    )
 
 
 def _joined(steps: Steps) -> npt.NDArray[np.uint64]:

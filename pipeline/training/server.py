@@ -137,7 +137,9 @@ class Server:
             if fault := begun.masked.add(client, update):
                 begun.faults[client] = fault
             return
-        fault = messages.shape_mismatch(update.weights, begun.sent.weights) or messages.not_finite(update)
+        nested = not all(isinstance(value, Tensor) for value in update.weights.values())
+        fault = "its weights are no tensors by their names" if nested else ""
+        fault = fault or messages.shape_mismatch(update.weights, begun.sent.weights) or messages.not_finite(update)
         if fault:
             begun.faults[client] = fault
             return
@@ -169,11 +171,12 @@ class Server:
         if {*clients} != {*begun.collected, *begun.faults}:
             raise ValueError(f"round {round_}: updates of {sorted(begun.collected)} to merge, not of {sorted(clients)}")
         faults, sent_norm = begun.faults, begun.norm
-        if begun.masked is not None:
-            faults |= begun.masked.drop_others()
+        faults |= gathering.drop_others() if begun.masked is None else begun.masked.drop_others()
         order = sorted(gathering.norms)
         norms = [gathering.norms[client] for client in order]
-        for client, norm, large in zip(order, norms, out_of_scale(norms, sent_norm), strict=True):
+        # with privacy each by itself: one client must not decide whether others count
+        large_I = [out_of_scale([n], sent_norm)[0] for n in norms] if self.privacy else out_of_scale(norms, sent_norm)
+        for client, norm, large in zip(order, norms, large_I, strict=True):
             if large:
                 faults[client] = f"its weights have the norm {norm:.3g}, and those that it was sent {sent_norm:.3g}"
                 gathering.drop(client)
@@ -227,8 +230,10 @@ class Server:
         given(merged, ServerState, "merge", self.method)
         if self.privacy is None:
             return merged, counts
-        rng = noise_rng(self.run_spec.experiment.seed, "client privacy", "round", begun.number)
-        weights = self.privacy.private_mean(merged.weights, begun.sent.weights, len(gathering.norms), rng)
+        # by the answers, too: a round that is computed again may have others, which the same noise would uncover
+        answers, mean = len(gathering.norms), messages.checksum(merged.weights)
+        rng = noise_rng(self.run_spec.experiment.seed, "client privacy", "round", begun.number, answers, mean)
+        weights = self.privacy.private_mean(merged.weights, begun.sent.weights, answers, rng)
         weights |= {name: begun.sent.weights[name] for name in self.method.constant}
         if ctx.round == ctx.rounds:
             counts["privacy/epsilon"] = self.epsilon

@@ -235,6 +235,31 @@ def test_what_is_no_answer_costs_its_sender_alone(flower, experiment, tmp_path):
     assert said[-1] == without[-1]
 
 
+def test_a_reply_without_its_record_costs_its_sender_alone(flower, experiment, tmp_path):
+    """KeyError."""
+
+    def emptied(reply):
+        if "text" in reply.content.get("about", {}):
+            reply.content.clear()
+        return reply
+
+    e = experiment("fedavg", federation={"rounds": 1, "clients_per_round": 0, "quorum": 0.75})
+    without = served(flower, tmp_path / "plain", e, broken=(101,))
+    assert served(flower, tmp_path / "secure", secure(e), changed={(101, "query"): emptied})[-1] == without[-1]
+    with pytest.raises(InputError, match="node 101 does not say which client"):
+        served(flower, tmp_path / "other", e, changed={(101, "query"): lambda reply: reply.content.clear() or reply})
+
+
+def test_a_site_that_masks_answers_no_round_without(flower, experiment, tmp_path):
+    write_app("flower", tmp_path / "app", "toy", secure(experiment("fedavg")))
+    context = SimpleNamespace(node_config={"partition-id": 0}, state={})
+    weights, form = flower.record_of(Update({}))
+    about = {"secure": "", "round": 1, "merged": 0, flower.SENT: form, flower.TO_IT: form}
+    content = {flower.SENT: weights, flower.TO_IT: weights, flower.ABOUT: about}
+    with pytest.raises(InputError, match="round 1: asked for an update without masks"):
+        flower.fit(tmp_path / "app", content, context)
+
+
 @pytest.mark.parametrize("keys", [b"12345", bytes(64)], ids=["short", "zeros"])
 def test_keys_that_are_none_cost_their_sender_alone(flower, experiment, tmp_path, keys):
     def other(reply):
@@ -328,6 +353,37 @@ def test_an_update_without_what_the_method_reads_costs_its_sender_alone(flower, 
     without = served(flower, tmp_path / "without", e, broken=(101,))
     lines = served(flower, tmp_path / "plain", e, changed={(101, "train"): plain})
     assert any("the message of client 1 is no update: AttributeError: " in line for line in lines), lines
+    assert lines[-1] == without[-1]
+
+
+@pytest.mark.parametrize("node", [100, 103])  # the last, and the first to come in
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("control/", lambda array: array.numpy()[:1]),
+        ("control/", lambda array: array.numpy().astype(np.float64)),
+        ("weights/", None),
+    ],
+)
+def test_an_update_of_another_form_costs_its_sender_alone(flower, experiment, tmp_path, node, part, change):
+    """Beside the weights nothing was compared: the run ended, or every honest client was no update."""
+
+    def changed(reply):
+        update = reply.content["update"]
+        name = next(n for n, array in update.items() if n.startswith(part) and array.shape)
+        if change is not None:
+            update[name] = Array(change(update[name]))
+        else:  # a name that came out as another
+            form = json.loads(reply.content["about"]["update"])
+            of = form["of"]["weights"]["of"]
+            form["of"]["weights"]["of"] = {"/" + key if path == name else key: path for key, path in of.items()}
+            reply.content["about"]["update"] = json.dumps(form)
+        return reply
+
+    e = experiment("scaffold", federation={"rounds": 2, "clients_per_round": 0, "quorum": 0.75})
+    without = served(flower, tmp_path / "without", e, broken=(node,))
+    lines = served(flower, tmp_path / "changed", e, changed={(node, "train"): changed})
+    assert sum(f"client {node - 100} is left out: " in line for line in lines) == 2, lines
     assert lines[-1] == without[-1]
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import clip_step
 from anchorfl.pipeline.algorithm.client_privacy import ClientPrivacy
 from anchorfl.pipeline.algorithm.contract import weights_of
@@ -55,7 +56,8 @@ def test_a_round_is_the_cut_mean_and_its_noise(private, clients):
     rule = ClientPrivacy(noise=0.5, clip=0.1, delta=1e-5, population=4, clients=3, poisson=False)
     mean = quietly.server.state.weights
     assert not clip_step(mean, sent, 0.1 + 1e-6)[1], "a mean of cut steps is no longer than they"
-    expected = rule.private_mean(mean, sent, len(clients), noise_rng(e.seed, "client privacy", "round", 1))
+    rng = noise_rng(e.seed, "client privacy", "round", 1, len(clients), messages.checksum(mean))
+    expected = rule.private_mean(mean, sent, len(clients), rng)
     for name, value in noisy.server.state.weights.items():
         assert torch.equal(value, expected[name])
         assert not torch.equal(value, mean[name])

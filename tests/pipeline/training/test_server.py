@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Update
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods import scaffold
+from anchorfl.pipeline.methods.fedrep import RepUpdate
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training import evaluation
+from anchorfl.pipeline.training.errors import RejectedError
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest import prepared
@@ -27,6 +30,62 @@ def test_the_gate_goes_by_the_validation_split_and_never_by_the_test_split(exper
     expected = {split: torch.from_numpy(s.per_class["f1"]) for split, s in scores.items()}
     assert torch.allclose(sent_C, expected["validation"].to(sent_C))
     assert not torch.allclose(sent_C, expected["test"].to(sent_C)), "the two splits must differ to tell"
+
+
+def updates_of(server, large=()):
+    """Updates of clients, a step of 1 in every weight; of some of them by far too large."""
+    sent = server.broadcast(1).weights
+    return {c: Update({n: v + (1e9 if c in large else 1.0) for n, v in sent.items()}) for c in range(4)}
+
+
+def private_server(experiment, **more):
+    federation = {"clip_norm": 1.0, "dp_noise": 1.0, "clients_per_round": 0, **more}
+    return Server(make_run_spec(experiment("fedavg", options={"weighting": "uniform"}, federation=federation), quiet))
+
+
+def merged_after_faults(server, updates):
+    """Return the clients that are merged, once the server has refused those that it refuses."""
+    for client, update in updates.items():
+        server.collect(1, client, update)
+    left = [*updates]
+    try:
+        server.aggregate(1, left)
+    except RejectedError as error:
+        left = [client for client in left if client not in error.reasons]
+        server.aggregate(1, left)
+    return left
+
+
+def test_with_privacy_a_client_is_judged_by_itself(experiment):
+    """By the median of the others one client decided whether others were in the sum, and epsilon counts one alone."""
+    got = [merged_after_faults(s := private_server(experiment), updates_of(s, large)) for large in ((0, 1, 2), (0, 1))]
+    assert got == [[3], [2, 3]]
+
+
+def test_noise_is_drawn_anew_for_another_mean(experiment):
+    """Of a round that is computed again, with other answers, the models would differ by these alone."""
+    weights = []
+    for clients in (range(4), range(4), range(3)):
+        server = private_server(experiment)
+        sent, updates = server.broadcast(1).weights, updates_of(server)
+        merged_after_faults(server, {client: updates[client] for client in clients})
+        weights.append({name: value - sent[name] for name, value in server.state.weights.items()})
+    assert messages.checksum(weights[0]) == messages.checksum(weights[1])
+    name = next(iter(weights[0]))
+    apart = (weights[0][name] - weights[2][name]).std()
+    assert apart > 0.05  # the steps are the same everywhere
+
+
+def test_the_head_of_a_client_takes_no_tensor_of_the_body(experiment):
+    """The body is held against what was sent, and its step is cut: a head of its names passed."""
+    server = Server(make_run_spec(experiment("fedrep", federation={"clip_norm": 0.1}), quiet))
+    sent = server.broadcast(1).weights
+    head = {name: value.clone() for name, value in server.state.weights.items() if name not in sent}
+    for client in range(4):
+        more = {next(iter(sent)): torch.full_like(next(iter(sent.values())), 1e6)} if client == 3 else {}
+        server.collect(1, client, RepUpdate({n: v.clone() for n, v in sent.items()}, head | more))
+    server.aggregate(1, range(4))
+    assert all(torch.equal(server.state.weights[name], value) for name, value in sent.items())
 
 
 def test_the_gate_and_the_scores_of_a_round_share_one_pass(experiment, monkeypatch):
