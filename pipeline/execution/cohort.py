@@ -25,9 +25,9 @@ class Failure:
     kind: FaultKind = "exception"
 
 
-STEP_BACK = (
-    "where a resumed run ends like this again, an earlier round broke the model: delete checkpoint/checkpoint.json, and"
-    " it goes on from the checkpoint before"
+DIVERGED = (
+    "where a resumed run ends like this again, the model has diverged: lower optimizer.lr, or the rates in [method], in"
+    " another --output"
 )
 """Said where no client can train from what the server sends."""
 WITHOUT_GPU = "system/without_gpu"
@@ -147,7 +147,7 @@ class Cohort:
                 for reason, clients in of_reason.items()
             )
             if not answered and all(f.kind == "rejected" for f in self.failed):
-                reasons += f"; {STEP_BACK}"
+                reasons += f"; {DIVERGED}"
             raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {self.quorum:g}: {reasons}")
 
     def outcome(

@@ -20,7 +20,7 @@ from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, FitMetrics
 from anchorfl.pipeline.execution.executor import NEXT
 from anchorfl.pipeline.execution.kept_memories import KeptMemories
 from anchorfl.pipeline.training.client import ClientRunner, FitCall, device_for
-from anchorfl.pipeline.training.errors import fault_kind, fault_line
+from anchorfl.pipeline.training.errors import UpdateError, fault_kind, fault_line
 from anchorfl.pipeline.training.gathering import Gathering, Part
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.secure_round import SecureRound
@@ -222,7 +222,11 @@ class ClientActor:
             if grid is None or count == 1:
                 whole[client] = messages.pack(result.update, copy=False)
             else:
-                gathering.add(client, result.update)
+                try:
+                    gathering.add(client, result.update)
+                except UpdateError as error:
+                    failure = Failure(client, fault_line(error), fault_kind(error))
+                    break
             keeps = self.memories[run]
             kept = result.memory
             if keeps is not None:

@@ -48,6 +48,8 @@ def missing_code(error: RayError) -> InputError | None:
 def is_lost(error: RayError, actor: Any = None) -> bool:
     """Return whether an error says that something is gone that ``actor``, or any other, only used, or has no room."""
     cause = cause_of(error)
+    if isinstance(cause, OutOfMemoryError):  # Ray's memory monitor ended it; of a client that is its own fault
+        return actor is None
     if isinstance(cause, (ActorDiedError, ActorUnavailableError)):
         return actor is None or cause.actor_id not in (None, actor._actor_id.hex())
     return isinstance(cause, (ObjectLostError, *FULL))

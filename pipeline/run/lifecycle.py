@@ -156,7 +156,8 @@ def resume(
         log(f"{folder} is finished: nothing to train")
         _finish_record(experiment, folder, log)
         if experiment.cluster.backup:
-            update_backup(backup_uri(experiment.cluster.backup, folder), folder, log)
+            cluster = experiment.cluster
+            update_backup(backup_uri(cluster.backup, folder), folder, cluster.keep_checkpoints, log)
         return Result(folder, content["checksum"], content["scores"])
     check_digest(folder, experiment)
     return run(experiment, folder, log, callbacks=callbacks, quiet=quiet)

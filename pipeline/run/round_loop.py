@@ -200,6 +200,8 @@ class RoundLoop:
             state = _loop_state(checkpoint)
             server_state, self.best = parts[STATE], parts.get(SELECTED, {})
             self.executor.restore(server_state, _Memories(parts))
+        except InputError:  # of data or code that a worker lacks: the checkpoint is as it should be
+            raise
         except (ValueError, KeyError) as error:
             path = self.checkpoints.index
             raise InputError(f"{path} is not of this run ({error}); start the run anew in another --output") from error

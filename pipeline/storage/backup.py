@@ -112,8 +112,10 @@ class Backup:
                     object_store.delete(object_store.join(self.uri, name))
                     del self._known[name]
             names = [*self._files(), *(f"{CHECKPOINT}/{file}" for file in parts)]
-            for name in names:
+            for name in sorted(names, key=lambda name: name != RECORD):  # by it another run sees whose the copy is
                 self._copy(name)
+            if index:
+                self._check_owner()
             texts = ({INDEX: index} if index else {}) | texts
             for name, data in texts.items():
                 self._write(name, data, (len(data), hash(data)))
@@ -121,6 +123,15 @@ class Backup:
             if index and name.startswith(f"{CHECKPOINT}/"):
                 object_store.delete(object_store.join(self.uri, name))
                 del self._known[name]
+
+    def _check_owner(self) -> None:
+        """Raise InputError where another run, which began at the same time, has begun to write the copy since."""
+        own, copied = (_id_of(_content(self.folder / RECORD)), object_store.join(self.uri, RECORD))
+        if own and RECORD in self._known and _id_of(object_store.read_bytes(copied)) not in ("", own):
+            raise InputError(
+                f"{object_store.shown(self.uri)} is the copy of another run than {self.folder}: give another"
+                " cluster.backup"
+            )
 
     def _look(self, parts: dict[str, str], local_index: bytes | None) -> None:
         """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.pipeline.storage.backup import CHECKPOINT, INDEX, Backup, checkpoint_files, is_left
+from anchorfl.pipeline.storage.backup import CHECKPOINT, FINAL_SCORES, INDEX, Backup, checkpoint_files, is_left
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.named_files import named_file
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, lock_run
@@ -104,10 +104,13 @@ def check_backup_owner(uri: str, folder: Path, log: Log, again: str = "anchorfl 
         )
 
 
-def update_backup(uri: str, folder: Path, log: Log) -> None:
-    """Bring the copy of a finished run up to date, where it is not. Raise InputError as ``check_backup_owner``."""
+def update_backup(uri: str, folder: Path, kept: int, log: Log) -> None:
+    """Bring the copy of a finished run up to date, where it is not. kept: ``cluster.keep_checkpoints``.
+
+    Raise InputError as ``check_backup_owner``.
+    """
     check_backup_owner(uri, folder, log)
-    backup = Backup(folder, uri, log, Checkpoints(folder))
+    backup = Backup(folder, uri, log, Checkpoints(folder, kept))
     try:
         same = all(_read(uri, name) == _read(str(folder), name) for name in ("run.json", RESULT))
     except InputError:  # said by now; close counts it and says what it means
@@ -171,14 +174,17 @@ def fetch_run(uri: str, folder: Path, *, marker: str = CONFIG, leave: tuple[str,
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, data)
 
+    result = _read(uri, RESULT)  # first: what comes after it is as new, or newer
     index = _fetch_checkpoint(uri, folder / CHECKPOINT)
-    last = (RESULT, marker)
-    for name in sorted(object_store.sizes(uri).keys() - {*last}):
+    for name in sorted(object_store.sizes(uri).keys() - {RESULT, marker}):
         if not name.startswith(f"{CHECKPOINT}/") and not is_left(name, leave):
             bring(name, _read(uri, name))
+    if result is None:  # the folder may have that of an end that a callback asked for, from which the copy went on
+        for name in (RESULT, FINAL_SCORES):
+            (folder / name).unlink(missing_ok=True)
     bring(INDEX, index)  # the records are here: now the rounds may count
-    for name in last:
-        bring(name, _read(uri, name))
+    bring(RESULT, result)
+    bring(marker, _read(uri, marker))
 
 
 def _fetch_checkpoint(uri: str, folder: Path) -> bytes | None:

@@ -11,11 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.exceptions import OutOfMemoryError
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import LARGEST_RATIO, norm_of, out_of_scale
 from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics
 from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.ray_errors import is_lost
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
@@ -311,3 +313,19 @@ def test_the_scale_is_the_median_of_the_others(norms, sent):
     others = [[*norms[:i], *norms[i + 1 :]] for i in range(len(norms))]
     scales = [max(1.0, sent, statistics.median(rest or [0.0])) for rest in others]
     assert out_of_scale(norms, sent) == [n > LARGEST_RATIO * s for n, s in zip(norms, scales, strict=True)]
+
+
+def test_a_server_that_rays_memory_monitor_ended_is_lost():
+    """And replaced; a client that it ended is tried again, out of memory."""
+    error = OutOfMemoryError("4.0 GB of 4.0 GB used")
+    assert is_lost(error)
+    assert not is_lost(error, actor=object())
+
+
+def test_a_model_that_diverged_needs_other_rates():
+    """A resumed run has the same bits, from whatever checkpoint."""
+    cohort = Cohort([0, 1], [], retries=0, quorum=0.5)
+    for client in (0, 1):
+        cohort.fail(Failure(client, "not finite", "rejected"))
+    with pytest.raises(QuorumError, match=r"the model has diverged: lower optimizer\.lr, or the rates in \[method\]"):
+        cohort.check_quorum()

@@ -15,7 +15,7 @@ from anchorfl.pipeline.run.round_loop import LoopState, RoundLoop, round_metrics
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.sampling import select
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.testing import stopped_before
 from tests.runs import quiet, recorded
 
@@ -82,6 +82,19 @@ def test_a_checkpoint_whose_notes_contradict_it_is_refused(experiment, tmp_path,
     assert found.round == 2
     checkpoints.save(2, found.parts, found.notes | notes)
     with pytest.raises(InputError, match="is not of this run"):
+        resume(tmp_path / "run", quiet)
+
+
+def test_what_a_worker_lacks_is_no_fault_of_the_checkpoint(experiment, tmp_path, monkeypatch):
+    """On Ray a resumed run is the first to wait for the server, and was asked to start anew in another folder."""
+    with stopped_before(2):
+        run(experiment(), tmp_path / "run", quiet)
+
+    def restore(self, state, memories):
+        raise PreparedDataError("rows-00000.parquet is damaged; delete the folder and prepare the data again")
+
+    monkeypatch.setattr(SerialExecutor, "restore", restore)
+    with pytest.raises(PreparedDataError, match=r"\Arows-00000.parquet is damaged; delete the folder"):
         resume(tmp_path / "run", quiet)
 
 

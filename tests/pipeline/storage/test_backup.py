@@ -12,6 +12,7 @@ import torch
 
 from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.pipeline.storage.restore import update_backup
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from tests.pipeline.backups import Outage, contents, files
@@ -151,6 +152,40 @@ def test_of_two_runs_that_begin_at_once_one_has_the_copy(tmp_path):
         backups[1].send()
     assert contents(place) == before
     backups[0].send()
+
+
+def test_a_run_that_begins_within_the_first_copy_of_another(tmp_path, monkeypatch):
+    """Before its index, which comes last: both wrote, and nobody's checkpoint was whole."""
+    place, backups, write = f"file://{tmp_path}/copy", {}, object_store.write_bytes
+    for value, name in enumerate(("one", "other")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"id": name}))
+        checkpoints = Checkpoints(tmp_path / name)
+        checkpoints.save(1, {"state": {"w": torch.full((3,), float(value))}}, {})
+        backups[name] = Backup(tmp_path / name, place, pytest.fail, checkpoints)
+
+    def writing(where, data):
+        write(where, data)
+        if where.endswith("run.json") and json.loads(data)["id"] == "one":
+            backups["other"].send()
+
+    monkeypatch.setattr(object_store, "write_bytes", writing)
+    with pytest.raises(InputError, match=r"is the copy of another run than .*one: give another cluster\.backup"):
+        backups["one"].send()
+    assert json.loads(contents(place)["run.json"])["id"] == "other"
+
+
+def test_checkpoints_that_were_asked_for_stay(tmp_path):
+    """A finished run that was resumed had two left."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"id": "x"}')
+    checkpoints = Checkpoints(tmp_path / "run", kept=5)
+    for round_ in range(1, 8):
+        save(checkpoints, round_)
+    before = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
+    (tmp_path / "run" / "result.json").write_text("{}")
+    update_backup(f"file://{tmp_path}/copy", tmp_path / "run", 5, pytest.fail)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir()) == before
 
 
 def test_a_run_that_goes_on_has_no_result_in_its_copy(tmp_path):

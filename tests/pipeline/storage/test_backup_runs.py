@@ -62,6 +62,26 @@ def test_an_end_that_a_callback_asked_for_is_not_further_than_later_rounds(exper
     assert json.loads(contents(copy)["result.json"])["rounds"] == 6
 
 
+def test_the_result_of_an_end_that_a_callback_asked_for_does_not_outlive_the_copy(
+    experiment, finished_run, tmp_path, monkeypatch, backup
+):
+    """A run went on elsewhere; back at its first machine it was finished at round 2, and its copy, too."""
+    e = experiment("fedavg", federation={"rounds": 6}, evaluation={"test": "last"})
+    copy = object_store.join(backup, "run")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    run(backed_up(e, backup), Path("runs/run"), quiet, callbacks=[lambda report: report.round == 2])
+    monkeypatch.chdir(tmp_path / "b")
+    with stopped_before(5):
+        run(backed_up(e, backup), restore_if_remote(copy, quiet), quiet)
+    monkeypatch.chdir(tmp_path / "a")
+    folder = restore_if_remote(copy, quiet)
+    assert not (folder / "result.json").exists()
+    assert not (folder / "final_scores" / "metrics.jsonl").exists()
+    assert resume(folder, quiet).checksum == finished_run(e).checksum
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
 def test_a_fresh_machine_goes_on(experiment, finished_run, tmp_path, monkeypatch, backup, method):
     """Interrupted twice, each time taken up elsewhere: bits, rows and identity of a run that was not."""
