@@ -234,7 +234,7 @@ def predict(options: argparse.Namespace) -> int:
         figures = ", ".join(
             f"{MEASURES[name].shown} {100 * value:.2f}" for name, value in prediction.truth.values.items()
         )
-        say_error(f"{len(prediction.predicted)} samples with labels, percent: {figures}")
+        say_error(f"{prediction.labeled} samples with labels, percent: {figures}")
         for note in prediction.truth.notes:
             say_error(f"  {note}")
     return 0

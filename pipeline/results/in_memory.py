@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.results.predict import encoded, model_of
+from anchorfl.pipeline.results.predict import check_takes_numbers, encoded, model_of
 from anchorfl.pipeline.storage.saved_model import TEXT, SavedModel, load_model
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.pipeline.training.run_spec import one_thread
@@ -29,8 +29,8 @@ class Model(SavedModel):
 
         samples: of models of a table a DataFrame with its columns, whatever else is in it; of other models of texts a
         DataFrame with a column ``text``; of all models of texts, a list of them; of others, and of tables of numbers, a
-        DataFrame, an array or a list of lists [N, values of one sample], in the order of the columns. Errors:
-        InputError names the sample.
+        array or a list of lists [N, values of one sample], in the order of the columns, or a DataFrame without their
+        names; an image's are row by row, and of a pixel all channels together. Errors: InputError names the sample.
         """
         import pandas as pd  # type: ignore[import-untyped]  # carries no types
 
@@ -91,8 +91,9 @@ def _texts(samples: Any, saved: SavedModel) -> list[str]:
 def _values(samples: Any, saved: SavedModel) -> list[list[float]]:
     if saved.spec.columns is not None and saved.spec.columns.categories:
         return _of_columns(samples, saved.spec.columns)
+    check_takes_numbers(saved)
     given = set(getattr(samples, "columns", ()))
-    if saved.spec.columns is not None and given & set(saved.spec.columns.inputs):
+    if saved.spec.columns is not None and _names_columns(given, saved.spec.columns):
         _check_names(saved.spec.columns, given)
         samples = samples[list(saved.spec.columns.inputs)]  # by name, and whatever else is in the table
         if len(saved.spec.columns.inputs) == 1:  # which may hold lists, or lists of lists
@@ -120,6 +121,14 @@ def _in_steps(cells: Iterable[Any], saved: SavedModel) -> Iterable[Any]:
 def _flat(value: Any) -> list[Any]:
     """Return the numbers of a cell: of a list, or of lists in a list."""
     return [x for part in value for x in _flat(part)] if isinstance(value, (list, tuple, np.ndarray)) else [value]
+
+
+def _names_columns(given: Collection[Any], columns: Columns) -> bool:
+    """Return whether a DataFrame's columns have names, which then have to be the model's. A column of vectors may come
+    as its values, which have others.
+    """
+    named = len(columns.inputs) > 1 and any(isinstance(name, str) for name in given)
+    return named or bool(set(given) & set(columns.inputs))
 
 
 def _check_names(columns: Columns, given: Collection[Any]) -> None:

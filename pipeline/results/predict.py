@@ -41,6 +41,8 @@ class Prediction:
     """Classes of every sample, in the order of the classes; the five best, in order, of a model scored by rankings."""
     truth: Scores | None
     """Scores against the file's labels; None where it has none."""
+    labeled: int
+    """Samples that have a label."""
 
 
 def model_of(run: Path) -> Path:
@@ -57,6 +59,8 @@ def model_of(run: Path) -> Path:
 def predict(model_folder: Path, file: Path, network: str = "", task: str = "") -> Prediction:
     """Predict the classes of every sample in ``file``. network, task: as ``load_model``. Raise InputError that names
     file and line.
+
+    A label of a task with several classes a sample is all of them, with bars between: ``rain|wind``.
 
     - Token models: one text per line, or ``label<TAB>text`` on every line; plain or gzip.
     - Image models: CSV with a header, plain or gzip. A column ``label`` is optional, the other columns are the values
@@ -76,16 +80,17 @@ def predict(model_folder: Path, file: Path, network: str = "", task: str = "") -
     else:
         predicted = [row.nonzero().flatten().tolist() for row in saved.objective.predict(logits_NC)]
     truth = score_logits(saved.metrics, saved.objective, logits_NC, rows) if labeled else None
-    return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted, truth)
+    count = int(rows.known_NC.any(1).sum()) if labeled else 0
+    return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted, truth, count)
 
 
-def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[int] | None = None) -> ClientData:
+def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[Sequence[int]] | None = None) -> ClientData:
     """Return samples as the model takes them.
 
-    payload: N texts, or N lists with the values of one sample. labels: class index of every sample.
+    payload: N texts, or N lists with the values of one sample. labels: class indices of every sample.
     """
     name, _ = _encoder(saved)
-    known = [[] if labels is None else [labels[i]] for i in range(len(payload))]
+    known = [[] if labels is None else sorted(labels[i]) for i in range(len(payload))]
     table = pa.table(
         {
             "row": pa.array(range(len(payload)), pa.int64()),
@@ -143,7 +148,7 @@ def write_to(prediction: Prediction, path: str) -> None:
         Path(path).write_text(text.getvalue(), encoding="utf-8", newline="")
 
 
-def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[int] | None]:
+def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[list[int]] | None]:
     lines = [(number, line.rstrip("\r\n")) for number, line in open_text(_existing(file))]
     if not lines:
         raise InputError(f"{file} is empty: give one text per line")
@@ -160,18 +165,12 @@ def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[int] | None]:
             raise InputError(f"{file}:{number}: the text is empty; remove the line or fill it")
         texts.append(text)
         if labeled[0]:
-            labels.append(_class(label, saved.class_names, f"{file}:{number}"))
+            labels.append(_classes(label, saved, f"{file}:{number}"))
     return texts, labels if labeled[0] else None
 
 
-def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
-    payload = task_of_model(saved).payload
-    if payload in ("path", "features"):
-        what = "files of images" if payload == "path" else "sparse features"
-        raise InputError(
-            f"a model of {saved.task} is trained on {what}, which predict has no form for: name such a table with"
-            " --task.file for training, or call anchorfl.pipeline.results.predict.encoded"
-        )
+def _values(file: Path, saved: SavedModel) -> tuple[Any, list[list[int]] | None]:
+    check_takes_numbers(saved)
     rows = [(number, _fields(line, f"{file}:{number}")) for number, line in open_text(_existing(file)) if line.strip()]
     if len(rows) < 2:
         raise InputError(f"{file}: give a header line and at least one sample")
@@ -186,8 +185,19 @@ def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
             raise InputError(f"{file}:{number}: {len(row)} fields, the header has {len(header)}")
         values.append(_numbers([row[i] for i in columns], [header[i] for i in columns], f"{file}:{number}"))
         if at >= 0:
-            labels.append(_class(row[at], saved.class_names, f"{file}:{number}"))
+            labels.append(_classes(row[at], saved, f"{file}:{number}"))
     return values, labels if at >= 0 else None
+
+
+def check_takes_numbers(saved: SavedModel) -> None:
+    """Raise InputError where a model's samples are no lists of numbers."""
+    payload = "" if saved.spec.columns is not None else task_of_model(saved).payload
+    if payload in ("path", "features"):
+        what = "files of images" if payload == "path" else "sparse features"
+        raise InputError(
+            f"a model of {saved.task} is trained on {what}, which predict has no form for: name such a table with"
+            " --task.file for training, or call anchorfl.pipeline.results.predict.encoded"
+        )
 
 
 def _fields(line: str, where: str) -> list[str]:
@@ -210,10 +220,15 @@ def _numbers(fields: Sequence[str], names: Sequence[str], where: str) -> list[fl
     return out
 
 
-def _class(label: str, names: Sequence[str], where: str) -> int:
-    if label not in names:
-        raise InputError(f"{where}: unknown class {label!r}{nearest(label, names)}; the model knows {', '.join(names)}")
-    return list(names).index(label)
+def _classes(text: str, saved: SavedModel, where: str) -> list[int]:
+    """Return the classes of a label; of a task with several, those between bars, as ``write`` joins them."""
+    names, out = saved.class_names, set[int]()
+    for label in text.split("|") if saved.kind == "multi" and text not in names else [text]:
+        if label not in names:
+            known = ", ".join(names)
+            raise InputError(f"{where}: unknown class {label!r}{nearest(label, names)}; the model knows {known}")
+        out.add(names.index(label))
+    return sorted(out)
 
 
 def _existing(file: Path) -> Path:

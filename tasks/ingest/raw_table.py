@@ -158,12 +158,13 @@ def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task
             f"[task] min_positives = {least}: no class of {task.name} has so many rows; the largest has {most}"
         )
     names = tuple(name for name, kept in zip(task.class_names, kept_C, strict=True) if kept)
-    groups = {group: tuple(n for n in members if n in names) for group, members in task.groups.items()}
+    kept = set(names)
+    groups = {group: tuple(n for n in members if n in kept) for group, members in task.groups.items()}
     groups = {group: members for group, members in groups.items() if members}
 
     for name in {"labels", "known"} & set(table.column_names):
         table = table.set_column(table.column_names.index(name), name, without_classes(table[name], kept_C))
-    dropped = tuple(name for name in task.class_names if name not in names)
+    dropped = tuple(name for name in task.class_names if name not in kept)
     places = tuple(np.flatnonzero(~kept_C).tolist())
     fit = partial(_fit_without, task.fit, places)
     return table, replace(task, class_names=names, groups=groups, dropped=dropped, fit=fit)

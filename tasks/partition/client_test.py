@@ -49,8 +49,10 @@ def hold_out_client_test(plan: PartitionPlan, rows: TrainingRows, one_class: boo
     if one_class:
         rows = _of_client(rows, np.unique(np.concatenate([client.rows for client in plan.clients])))
         taken = _drawn(rows, rows.labels.rarest(), share, generator(plan.seed, "test rows of clients"))
-        taken = np.setdiff1d(taken, [c.rows[0] for c in plan.clients if np.isin(c.rows, taken).all()])
-        tests = [np.intersect1d(client.rows, taken) for client in plan.clients]
+        is_taken = np.zeros(max(int(client.rows.max()) for client in plan.clients) + 1, bool)
+        is_taken[taken] = True
+        is_taken[[c.rows[0] for c in plan.clients if is_taken[c.rows].all()]] = False
+        tests = [np.unique(client.rows[is_taken[client.rows]]) for client in plan.clients]
     else:
         tests = []
         for number, client in enumerate(plan.clients):

@@ -155,7 +155,9 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
     if folder is None:
         raise ValueError("a table needs the folder of its file")
     bad = BadRows.of(options)
-    file = open_file_or_folder(folder / Path(options.file).name, bad)
+    # a site's own rows may look like something else than all of the table: ``01`` alone like a number
+    texts = (*_texts(schema.labels, schema.values), *schema.categories) if options.sites else ()
+    file = open_file_or_folder(folder / Path(options.file).name, bad, texts)
     file = schema.applied(file)
     if options.sites and schema.split not in file.types:  # a site's own rows
         schema = replace(schema, split="")
@@ -204,7 +206,8 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     if spec.columns is None:
         raise ValueError("the model was not trained on a table")
     bad = BadRows(skip=False, choice=False)
-    file = open_file_or_folder(path, bad, _texts(spec.columns))
+    texts = (*_texts(spec.columns.labels, spec.columns.values), *spec.columns.categories)
+    file = open_file_or_folder(path, bad, texts)
     schema = schema_of_model(file, spec.columns, kind, class_names)
     faults = Faults(path, file.row_N)
     raw = schema.applied(file).read([*schema.inputs, *schema.labels])
@@ -235,14 +238,14 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     return PredictionSamples(table, bool(given_N.any()))
 
 
-def _texts(columns: Columns) -> tuple[str, ...]:
+def _texts(labels: tuple[str, ...], values: tuple[str, ...]) -> tuple[str, ...]:
     """Return the column of the labels where the words of the classes are texts that some rows alone would not look
     like: ``01`` beside ``x``, or ``True`` beside ``Unknown``.
     """
-    if columns.labels == columns.values:
+    if labels == values:
         return ()
-    as_numbers = all(value in ("true", "false") or re.fullmatch(r"0|-?[1-9]\d*", value) for value in columns.values)
-    return () if as_numbers else columns.labels
+    as_numbers = all(value in ("true", "false") or re.fullmatch(r"0|-?[1-9]\d*", value) for value in values)
+    return () if as_numbers else labels
 
 
 def _without_dropped(

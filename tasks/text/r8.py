@@ -17,6 +17,7 @@ import pyarrow as pa
 from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import file_names, find_file, open_text
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.text.words import encode_text, token_spec
@@ -49,7 +50,8 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     if folder is None:
         raise ValueError("r8 needs the folder of its files")
     names = file_names(r8(), options)
-    parts = [_read_file(find_file(folder, name)) for name in names]
+    bad = BadRows.of(options)
+    parts = [_read_file(find_file(folder, name), bad) for name in names]
     label_N = np.array([label for labels, _ in parts for label in labels], dtype=np.int32)
     splits = [split for split, (labels, _) in zip(("train", "test"), parts, strict=True) for _ in labels]
     columns = {
@@ -58,7 +60,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
         "labels": pa.ListArray.from_arrays(np.arange(len(label_N) + 1, dtype=np.int32), pa.array(label_N)),
         "text": pa.array([text for _, texts in parts for text in texts], type=pa.string()),
     }
-    return pa.table(columns)
+    return bad.noted(pa.table(columns))
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
@@ -66,21 +68,22 @@ def fit(train: Table, options: TaskOptions) -> InputSpec:
     return token_spec(train["text"], options.min_count, options.max_tokens)
 
 
-def _read_file(path: Path) -> tuple[list[int], list[str]]:
+def _read_file(path: Path, bad: BadRows) -> tuple[list[int], list[str]]:
     """Return the class indices and texts of one file of lines ``label<TAB>text``."""
     index = {name: i for i, name in enumerate(CLASSES)}
     labels, texts = [], []
     for number, line in open_text(path):
         label, tab, text = line.partition("\t")
+        fault = ""
         if not tab:
-            raise InputError(f"{path}:{number}: no tab between class and text; every line must be 'class<TAB>text'")
-        if label not in index:
-            known = ", ".join(CLASSES)
-            raise InputError(
-                f"{path}:{number}: unknown class {label!r}{nearest(label, CLASSES)}; the classes are {known}"
-            )
-        if not text.strip():
-            raise InputError(f"{path}:{number}: the text is empty; remove the line or fill it in")
+            fault = "no tab between class and text; every line must be 'class<TAB>text'"
+        elif label not in index:
+            fault = f"unknown class {label!r}{nearest(label, CLASSES)}; the classes are {', '.join(CLASSES)}"
+        elif not text.strip():
+            fault = "the text is empty; remove the line or fill it in"
+        if fault:
+            bad.meet(f"{path}:{number}: {fault}")
+            continue
         labels.append(index[label])
         texts.append(text)
     if not labels:

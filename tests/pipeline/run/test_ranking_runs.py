@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -24,13 +25,14 @@ from anchorfl.pipeline.storage.run_record import read_metadata, read_records
 from anchorfl.pipeline.training.evaluation import RankedSplits, logits_of, ranking_scores
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import training_counts
 from anchorfl.tasks.metrics.ranking import Ranking, propensities
 from anchorfl.tasks.metrics.scores import FAMILIES
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
-from anchorfl.testing import stopped_before
+from anchorfl.testing import small_experiment, stopped_before
 from tests.runs import quiet
 
 NAMES = [measure.name for measure in FAMILIES["ranking"].measures]
@@ -170,6 +172,27 @@ def test_compare_names_the_figures(ranking, experiment, tmp_path):
     assert "F1" not in alone.text
     assert "best validation P@1.\n" in alone.text
     assert f"{100 * alone.groups[0].mean['map_last']:.2f} ± {100 * alone.groups[0].sd['map_last']:.2f}" in alone.text
+
+
+def test_a_label_of_several_classes_is_all_of_them(tmp_path):
+    """The others counted as labels that the sample has not."""
+    e, task = small_experiment("fedavg", "toy-multi"), find_task("toy-multi")
+    want = run(e, tmp_path / "run", quiet).scores["test"]["f1_macro"]
+    rows = task.read(None, e.task)
+    rows = rows.filter(pc.equal(rows["split"], "test"))
+    head = ",".join([*(f"v{k}" for k in range(16)), "label"])
+    for several in (True, False):
+        lines = [head]
+        for x, classes in zip(rows["pixels"].to_pylist(), rows["labels"].to_pylist(), strict=True):
+            names = [task.class_names[c] for c in classes]
+            lines.append(",".join([*map(str, x), "|".join(names) if several else names[0]]))
+        (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
+        got = predict(tmp_path / "run" / "model", tmp_path / "new.csv")
+        assert (got.truth.values["f1_macro"] == pytest.approx(want)) == several
+        assert got.labeled == len(rows)
+    (tmp_path / "new.csv").write_text("\n".join([*lines[:2], lines[2] + "|snw"]) + "\n")
+    with pytest.raises(InputError, match=r"new.csv:3: unknown class 'snw' \(did you mean 'snow'\?\)"):
+        predict(tmp_path / "run" / "model", tmp_path / "new.csv")
 
 
 def test_predict_gives_the_figures_of_the_run(ranking, tmp_path, capsys):

@@ -23,7 +23,7 @@ from anchorfl.tasks.tabular.inspect import inspect_table
 from anchorfl.tasks.tabular.reading import Faults
 from anchorfl.tasks.tabular.samples import encode_vectors
 from anchorfl.tasks.tabular.schema import Schema
-from anchorfl.tasks.tabular.table import read_samples, resolve_options
+from anchorfl.tasks.tabular.table import read, read_samples, resolve_options
 from tests.tasks.own_tables import csv, parquet, table
 
 
@@ -110,9 +110,12 @@ def test_new_rows_are_encoded_as_those_of_the_run(tmp_path):
         parquet(tmp_path, {"length": [1.0], "width": [1], "soil": ["sand"], "colour": nothing})
         found = read_samples(Path(path), spec, "single", task.class_names)
         assert values_of(encode_vectors(found.table, spec))[0, [1, 2, 4, 5]].tolist() == [0, 0, 0, 1]
-    for cells, column in (("s,7,1,2", "colour"), ("s,red,x,2", "width")):
-        with pytest.raises(InputError, match=rf"column '{column}' holds"):
-            read_samples(Path(csv(tmp_path, f"soil,colour,width,length\n{cells}\n")), spec, "single", task.class_names)
+    head = "soil,colour,width,length\n"
+    found = read_samples(Path(csv(tmp_path, f"{head}sand,7,1,2\n")), spec, "single", task.class_names)
+    unknown = values_of(encode_vectors(found.table, spec))[0, [1, 2, 4, 5]].tolist()
+    assert unknown == [0, 0, 0, 1], "a word that the model does not know, as beside a text"
+    with pytest.raises(InputError, match=r"column 'width' holds"):
+        read_samples(Path(csv(tmp_path, f"{head}s,red,x,2\n")), spec, "single", task.class_names)
 
 
 def _json(spec):
@@ -161,6 +164,44 @@ def test_a_file_whose_words_all_look_like_numbers_is_read_by_the_columns_of_anot
     samples.payload(table.set_column(1, "k", pa.array([1.5, None, 2.0])), schema, faults)
     with pytest.raises(InputError, match=r"row 1: column 'k' holds double, and is one of texts"):
         faults.settle(BadRows(skip=False))
+
+
+@pytest.mark.parametrize(
+    ("words", "labels", "alone"),
+    [
+        (["01", "02", "x"], ["a", "b"], "n,k,kind\n1,01,a\n2,02,b\n"),
+        (["NA", "p"], ["a", "b"], "n,k,kind\n1,NA,a\n2,NA,b\n"),
+        (["p", "q"], ["01", "1", "x"], "n,k,kind\n1,p,01\n2,p,01\n"),
+    ],
+)
+def test_a_sites_own_rows_are_read_as_those_of_the_whole_table(tmp_path, words, labels, alone):
+    """Which some of them do not look like: 01 is a number by itself, and NA no value."""
+    schema = Schema(
+        ("kind",), "value", tuple(labels), tuple(labels), ("n", "k"), "numbers", categories={"k": tuple(words)}
+    )
+    options = TaskOptions(file="site.csv", sites="a,b")
+
+    def rows_of(text):
+        (tmp_path / "site.csv").write_text(text)
+        got = read(tmp_path, options, schema=schema)
+        return got["labels"].to_pylist()[:2], got["values"].to_pylist()[:2]
+
+    assert rows_of(alone) == rows_of(f"{alone}3,{words[-1]},{labels[-1]}\n")
+
+
+def test_a_sample_is_read_alike_whatever_stands_beside_it(tmp_path):
+    """NA alone was no value, and beside another word a word."""
+    rows = [f"{i % 7}.5,{('NA', 'NA', 'Gd', 'Ex')[i % 4]},{'ab'[i % 2]}" for i in range(60)]
+    task, raw, options = table(csv(tmp_path, "\n".join(["size,pool,kind", *rows]) + "\n"))
+    spec = fitted(raw, task, options)
+
+    def first(*cells):
+        path = csv(tmp_path, "\n".join(["size,pool", *(f"0.5,{cell}" for cell in cells)]) + "\n", "new.csv")
+        encoded = encode_vectors(read_samples(Path(path), spec, task.kind, task.class_names).table, spec)
+        return encoded["x"].to_pylist()[0]
+
+    assert first("NA") == first("NA", "Gd") == first("NA", "other")
+    assert first("NA") != first("Gd")
 
 
 def test_only_few_words_are_guessed_and_it_is_said(tmp_path):

@@ -76,6 +76,9 @@ def test_it_trains_as_its_file_does_and_predicts_by_names(frame, tmp_path):
     assert np.array_equal(scores, got.predict(frame[["a", "b", "c"]].tail(5).to_numpy()))
     with pytest.raises(InputError, match=r"the input lacks column 'a'; give a DataFrame with the model's"):
         got.predict(frame[["b", "c"]].assign(d=1.0))  # three columns, too
+    with pytest.raises(InputError, match=r"the input lacks column 'a'; give a DataFrame with the model's"):
+        got.predict(frame[["c", "b", "a"]].rename(columns=str.upper))  # it took them by their places
+    assert np.array_equal(scores, got.predict(pd.DataFrame(frame[["a", "b", "c"]].tail(5).to_numpy(), scores.index)))
     for nothing in (frame.head(0), np.zeros((0, 3))):
         none = got.predict(nothing)
         assert (list(none.columns), len(none)) == (list(scores.columns), 0)

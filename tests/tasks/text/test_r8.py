@@ -55,6 +55,9 @@ def test_a_bad_line_is_named(folder, tmp_path, line, message):
     path.write_text(GOOD + line + "\n")
     with pytest.raises(InputError, match=re.escape(f"{path}:{message}")):
         run(folder, tmp_path, clients=2, classes_per_client=4)
+    without = run(folder, tmp_path, clients=2, classes_per_client=4, on_bad_row="skip")
+    path.write_text(GOOD)
+    assert without.manifest.examples == run(folder, tmp_path, clients=2, classes_per_client=4).manifest.examples
 
 
 def test_missing_empty_and_truncated_files_are_named(folder, tmp_path):
