@@ -585,7 +585,8 @@ def across(records: Records, name: str, what: str = "scores") -> str:
     ranking = ranking_of(table)
     if ranking is None:
         raise InputError(f"{name}: no ranks, of fewer than three data sets or rows")
-    text = f"p = {ranking.p:.2g} (Friedman); critical difference {ranking.critical_difference:.2f} (Nemenyi, 0.05)."
+    apart = f"critical difference {ranking.critical_difference:.2f} (Nemenyi, 0.05)"
+    text = f"p = {ranking.p:.2g} (Friedman, by Iman and Davenport); {apart}."
     return f"{grid(ranks(ranking))}\n\n{text}"
 
 

@@ -248,8 +248,8 @@ def diagnose(options: argparse.Namespace) -> int:
     clients = None
     if options.clients:
         numbers = options.clients.split(",")
-        if len(numbers) != 2 or not all(n.strip().isdecimal() for n in numbers):
-            raise InputError(f"--clients {options.clients}: give two clients as numbers, such as 0,3")
+        if len(numbers) != 2 or not all(n.strip().isdecimal() and len(n) < 10 for n in numbers):
+            raise InputError(f"--clients {options.clients[:40]}: give two clients as numbers, such as 0,3")
         clients = int(numbers[0]), int(numbers[1])
     diagnose_options = DiagnoseOptions(
         parts=tuple(options.parts.split(",")), clients=clients, rows=options.rows, pairs=options.pairs,

@@ -79,12 +79,15 @@ def _ratio(part_C: Ints, whole_C: Ints) -> Floats:
     return share_C
 
 
-def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: Bools, truth_NC: Bools) -> Counts:
-    """Compare what ``annotated`` knows and ``given`` does not with the truth ``y_NC``, where ``truth_NC`` has one."""
+def judge(given: ClientData, annotated: ClientData, open_C: Bools, y_NC: Bools, truth_NC: Bools) -> Counts:
+    """Compare what ``annotated`` knows and ``given`` does not with the truth ``y_NC``, where ``truth_NC`` has one.
+
+    open_C: classes that a row without a label of them may have.
+    """
     unknown_NC = given.known_NC.numpy() == 0
     pseudo_NC = unknown_NC & (annotated.known_NC.numpy() > 0)
     positive_NC = pseudo_NC & (annotated.y_NC.numpy() > 0)
-    open_NC, negative_NC = unknown_NC & ~identified_C, pseudo_NC & ~positive_NC
+    open_NC, negative_NC = unknown_NC & open_C, pseudo_NC & ~positive_NC
     return Counts(
         *(
             mask_NC.sum(0).astype(np.int64)
@@ -131,7 +134,9 @@ def pseudo_labels(analysis: Analysis, out: Path, log: Log) -> PartResult:
             truth = truth or read_truth(analysis, log)
             y_NC, truth_NC = truth.of(ids[card.client])
             check_labels(known, y_NC, f"{analysis.folder}, client {card.client}")
-            counts = judge(known, rows, card.identified_C.numpy(), y_NC, truth_NC)
+            # several labels a row: those of identified classes may be missing, too
+            open_C = ~card.identified_C.numpy() | (server.objective.kind == "multi")
+            counts = judge(known, rows, open_C, y_NC, truth_NC)
             total = counts if total is None else total + counts
         if total is not None:
             counts_by_round[round_] = total

@@ -308,7 +308,9 @@ def _write(rows: Sequence[tuple[int, ClientTerms]], out: Path, missing: str) -> 
     mean, total = means[last], int(metrics[last]["theory/n_star"])
     worst = max((t.risk for t in by_round[last] if not np.isnan(t.risk)), default=float("nan"))
     closer = [t.distance_pseudo < t.distance_labeled for t in by_round[last] if not np.isnan(t.distance_pseudo)]
-    smaller = f" (smaller at {sum(closer)} of {len(closer)} clients)" if closer else ""
+    paired = _mean([t.distance_labeled for t in by_round[last] if not np.isnan(t.distance_pseudo)])
+    theirs = "" if paired == mean["distance_labeled"] else f", whose labeled ones have {share_text(paired)}"
+    smaller = f" (smaller at {sum(closer)} of {len(closer)} clients{theirs})" if closer else ""
     shown = {name: share_text(value) for name, value in mean.items()}
     line = (
         f"theory after round {last}, means over clients: risk on labeled rows {shown['risk']} (worst"

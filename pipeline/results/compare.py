@@ -173,7 +173,7 @@ def compare(folders: Iterable[Path], out: Path | None, width: int | None = None,
         runs = tuple(replace(run, status="FINISHED") for run in runs)
     groups = groups_of(runs)
     families = _families(runs)
-    notes = _notes(groups)
+    notes = notes_of(groups)
     also = "".join(f", best {m.short}: that with the best validation {m.shown}" for f in families for m in f.also)
     legend = LEGEND.format(
         split=runs[0].split, primary=" or ".join(dict.fromkeys(f.primary.shown for f in families)), also=also
@@ -309,13 +309,15 @@ def raw_data_notes(runs: Iterable[tuple[str, RunSummary]]) -> list[str]:
         if run.raw_digest:
             names.setdefault(name, {}).setdefault(run.raw_digest, run.name)
     return [
-        f"{name}: its runs were trained on different raw files, as {' and '.join(list(of)[:2])} were: they have no mean"
+        f"{name}: its runs were trained on different raw files, as {' and '.join(list(of)[:2])} were: their mean says"
+        " nothing"
         for name, of in ((name, list(of.values())) for name, of in names.items())
         if len(of) > 1
     ]
 
 
-def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
+def notes_of(groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return a line for each thing that a reader of groups' means must know."""
     notes = [f"Note: {n}." for n in raw_data_notes((group.label, run) for group in groups for run in group.runs)]
     for group in groups:
         seeds = [str(run.seed) for run in group.runs]

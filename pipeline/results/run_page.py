@@ -27,7 +27,7 @@ from anchorfl.pipeline.results.client_scores import (
     spread,
     worst_first,
 )
-from anchorfl.pipeline.results.compare import Group, RunSummary, groups_of, load_begun
+from anchorfl.pipeline.results.compare import Group, RunSummary, groups_of, load_begun, notes_of
 from anchorfl.pipeline.results.mean_sd import mean_sd_percent
 from anchorfl.pipeline.results.run_view import Run, identifying_clients, last_class_scores
 from anchorfl.pipeline.storage.run_folder import RunState, state_of
@@ -165,6 +165,8 @@ def _glance(runs: Sequence[_Shown], groups: Sequence[Group]) -> Iterator[str]:
         rows.append([f"mean ± sd: {group.label}", f"{len(members)} runs", "", *means, "", "", ""])
     head = ["run", "state", "seed", *(f"{split} {m}" for split, m in heads), *_cost_words(runs[0])]
     yield parts.table("Scores in percent, of the selected round, or of the last so far", head, rows, words=2)
+    for note in notes_of(groups):
+        yield f'<p class="note">{parts.text(note)}</p>'
     for run in runs:
         yield from _command(run)
 
@@ -341,7 +343,8 @@ def _partition(run: _Shown) -> Iterator[str]:
     rows_MC = run.data.class_histogram().matrix(clients, classes)
     drawn = parts.heat_map("Rows by client and class", facts, rows_MC, known_MC, names, manifest.class_names)
     yield f"<figure>{drawn}<figcaption>{facts} Darker: more rows. Blue with a frame: the client identifies the class;"
-    yield "gray: it holds rows of it, hidden labels included, and does not.</figcaption></figure>"
+    without = ", without the labels that task.hidden_labels took away" if manifest.options.hidden_labels else ""
+    yield f"gray: it holds rows of it, hidden labels included{without}, and does not.</figcaption></figure>"
 
 
 def _confusion(run: _Shown, *, count: bool) -> Iterator[str]:
@@ -349,6 +352,9 @@ def _confusion(run: _Shown, *, count: bool) -> Iterator[str]:
         return
     names = run.data.manifest.class_names
     yield "<h2>Confusion</h2>"
+    if run.view.experiment.tested == "never":
+        yield '<p class="note">The test split of this run is not scored (evaluation.test = never).</p>'
+        return
     if not count:
         yield '<p class="note">It costs a pass over the test split: <code>anchorfl report</code> adds it.</p>'
         return

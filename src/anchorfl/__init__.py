@@ -237,13 +237,23 @@ def sweep(
     """
     from anchorfl.pipeline.config.experiment import data_and_method
     from anchorfl.pipeline.config.schema import section_from, to_toml
+    from anchorfl.tasks.errors import InputError
     from anchorfl.tuning.search.options import SweepOptions
     from anchorfl.tuning.search.search_space import space_of
-    from anchorfl.tuning.sweep.plan import SweepPlan, check_searched, check_typed, new_sweep_folder, on_whole_grid
+    from anchorfl.tuning.sweep.plan import (
+        SweepPlan,
+        check_searched,
+        check_typed,
+        new_sweep_folder,
+        on_one_split,
+        on_whole_grid,
+    )
     from anchorfl.tuning.sweep.sweep import run_sweep
 
     check_typed(options or {})
-    experiment = _experiment(preset, options, data, quiet)
+    if isinstance(space, str):
+        raise InputError(f"space = {space!r}: give a list of such texts")
+    experiment = on_one_split(_experiment(preset, options, data, quiet))
     how: SweepOptions = section_from(SweepOptions, search, "sweep")
     name = data_and_method(experiment)
     plan = SweepPlan(name, experiment, space_of(experiment, space), how, to_toml(experiment))
@@ -266,11 +276,12 @@ def _experiment(
 ) -> Experiment:
     """Return the experiment that ``run`` and ``sweep`` are for."""
     from anchorfl.pipeline.config.experiment import Experiment
+    from anchorfl.tasks.errors import InputError
 
     if not isinstance(preset, Experiment):
         return read_preset(preset, options, data=data, quiet=quiet)
     if options is not None or data is not None:
-        raise TypeError("give an experiment alone: options and data belong to read_preset, which makes one")
+        raise InputError("give an experiment alone: options and data belong to read_preset, which makes one")
     return preset
 
 

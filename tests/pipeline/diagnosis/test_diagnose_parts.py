@@ -16,6 +16,7 @@ from anchorfl.models.heads import LabelHead
 from anchorfl.pipeline.diagnosis import figures
 from anchorfl.pipeline.diagnosis.agreement import agreement_of, embed, select_rows
 from anchorfl.pipeline.diagnosis.clients import check_clients, farthest
+from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from anchorfl.pipeline.diagnosis.divergence import contrasts, proxy_a_distance
 from anchorfl.pipeline.diagnosis.embeddings import (
     chosen_classes,
@@ -28,9 +29,13 @@ from anchorfl.pipeline.diagnosis.figures import Beside, draw_confusion, draw_fra
 from anchorfl.pipeline.diagnosis.pseudo_labels import Counts, _summary, judge
 from anchorfl.pipeline.diagnosis.result import write_table
 from anchorfl.pipeline.diagnosis.truth import Truth
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Card, ClientData
 from anchorfl.tasks.errors import InputError
+from anchorfl.testing import small_experiment
+from tests.runs import quiet
 
 
 def rng(seed=0):
@@ -110,6 +115,17 @@ def labels(y, known):
     return ClientData(torch.zeros(len(y), 1), y, known, known)
 
 
+def test_labels_that_were_hidden_in_identified_classes_are_hidden(tmp_path):
+    """FedMLP tags them; the line said that none is hidden, of 149 right ones."""
+    hidden = {"hidden_labels": 0.7, "partition": "iid"}
+    e = small_experiment(METHODS["fedmlp"](warm_up=1, positive_share=0.5), "toy-multi", task=hidden)
+    run(e, tmp_path / "run", quiet)
+    (line,) = diagnose(tmp_path / "run", DiagnoseOptions(parts=("pseudo",)))
+    got = re.search(r"(\d+) of (\d+) right .* (0\.\d+) of the hidden ones", line)
+    assert got, line
+    assert 0 < float(got[3]) <= 1
+
+
 def test_judge_counts_by_hand():
     """Four rows, three classes; the client identifies class 0. Row 3's truth in class 2 is not in the raw data."""
     given = labels([[1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], [[1, 0, 0]] * 4)
@@ -117,7 +133,7 @@ def test_judge_counts_by_hand():
     truth = np.array([[1, 0, 0], [0, 1, 1], [0, 0, 1], [0, 1, 1]], dtype=bool)
     has = np.ones((4, 3), dtype=bool)
     has[3, 2] = False
-    c = judge(given, annotated, np.array([True, False, False]), truth, has)
+    c = judge(given, annotated, np.array([False, True, True]), truth, has)
     assert c.open.tolist() == [0, 4, 3]
     assert c.hidden.tolist() == [0, 2, 2]
     assert c.positive.tolist() == [0, 2, 0]

@@ -199,7 +199,7 @@ def test_what_the_reader_must_know(tmp_path):
     assert any("seed 0 more than once" in note for note in result.notes)
     assert any("c stops at round 1" in note for note in result.notes)
     assert result.notes[0] == (
-        "Note: digits fedavg: its runs were trained on different raw files, as a and c were: they have no mean."
+        "Note: digits fedavg: its runs were trained on different raw files, as a and c were: their mean says nothing."
     )
     assert all(note in result.text and note in result.markdown for note in result.notes)
 

@@ -14,6 +14,7 @@ import anchorfl
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_metadata, read_records
+from anchorfl.tasks.errors import InputError
 from anchorfl.testing import small_experiment, stopped_before
 from tests.runs import quiet
 
@@ -220,9 +221,11 @@ def test_a_preset_may_be_named_by_a_path(tmp_path):
 
 
 def test_an_experiment_is_taken_alone(tmp_path):
-    with pytest.raises(TypeError, match="give an experiment alone"):
+    with pytest.raises(InputError, match="give an experiment alone"):
         anchorfl.sweep(small_experiment(), {"federation.rounds": 2})
-    with pytest.raises(TypeError, match="give an experiment alone"):
+    with pytest.raises(InputError, match=r"space = 'q1=90,95': give a list"):
+        anchorfl.sweep("digits/fedalign", space="q1=90,95")
+    with pytest.raises(InputError, match="give an experiment alone"):
         anchorfl.run(small_experiment(), {"seed": 3}, folder=tmp_path)
     assert anchorfl.run(small_experiment(), folder=tmp_path / "run").finished
 
