@@ -125,6 +125,8 @@ def _encoder(
                 add_adapters(other.net, options.lora_rank)
             except NetworkError as error:
                 raise ValueError(f"model.network = {options.network!r}: {error}: set model.lora_rank to 0") from error
+        else:  # adapters leave nothing else to train, and what they freeze does not travel
+            plug_in.keep_frozen(other.net)
         return other
     encoder = _make_encoder(options, kind, shape, vocabulary, masks)
     if start is not None:

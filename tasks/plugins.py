@@ -21,6 +21,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -231,36 +232,48 @@ def code_digest(of: Any) -> str:
     """Return the SHA-256 of the source of the package that holds a class or function: of its module, where that is in
     no package, and of ``typed_source``, where it is typed into a script or a notebook. Of a library: its version's.
 
-    InputError where the source was edited after this process had imported it: it runs what is no longer there.
+    It is that of the code that this process imported, whatever was edited since (``check_as_imported``).
     """
     if isinstance(of, LibraryCode):
         return of.digest()
     module = sys.modules[of.__module__]
     if of.__module__ == "__main__" or not getattr(module, "__file__", None):
         return hashlib.sha256(typed_source(of).encode()).hexdigest()
+    return _remembered(module)[1]
+
+
+def check_as_imported(of: Any) -> None:
+    """Raise InputError where the source of a class or function was edited after this process had imported it, so that
+    it would train with what is no longer there.
+    """
+    module = None if isinstance(of, LibraryCode) else sys.modules[of.__module__]
+    if module is None or module.__name__ == "__main__" or not getattr(module, "__file__", None):
+        return
     folders, digest = _remembered(module)
     if _digest_in(folders, module) != digest or _was_reloaded(of, module):
         raise InputError(
-            f"{of.__module__} was edited after this Python had imported it, and {of.__qualname__} is as it was: start"
-            " Python anew (in a notebook: restart the kernel), or call importlib.reload and make the experiment again"
+            f"the source of {of.__module__} was edited after this Python had imported it, and {of.__qualname__} is as"
+            " it was: start Python anew (in a notebook: restart the kernel)"
         )
-    return digest
 
 
-_IMPORTED: dict[str, tuple[object, list[Path], str]] = {}
-"""Module -> its spec, which reloading changes, folders of its package, and the digest of its source, as imported."""
+_IMPORTED: dict[str, tuple[ModuleType, object, list[Path], str]] = {}
+"""Package, or module in none -> itself, its spec, which reloading changes, its folders, and the digest of its source as
+it was imported."""
 
 
 def _remembered(module: ModuleType) -> tuple[list[Path], str]:
     """Return the folders of a module's package, none where it is in none, and the digest of the source: as it was
-    imported, or, where somebody else had imported it, first asked for.
+    imported, or, where somebody else had imported it, first asked for. Reloading makes a module new, and no package.
     """
-    spec, folders, digest = _IMPORTED.get(module.__name__, (None, [], ""))
-    if spec is None or spec is not module.__spec__:
-        top = sys.modules.get(module.__name__.partition(".")[0])
-        folders = [Path(folder) for folder in getattr(top, "__path__", ())]
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
+    in_package = bool(getattr(top, "__path__", ()))
+    whole = top if in_package else module
+    known, spec, folders, digest = _IMPORTED.get(whole.__name__, (None, None, [], ""))
+    if known is not whole or (spec is not whole.__spec__ and not in_package):
+        folders = [Path(folder) for folder in getattr(whole, "__path__", ())]
         digest = _digest_in(folders, module)
-        _IMPORTED[module.__name__] = module.__spec__, folders, digest
+        _IMPORTED[whole.__name__] = whole, whole.__spec__, folders, digest
     return folders, digest
 
 
@@ -287,28 +300,41 @@ def _file_digest(path: Path, changed: int, size: int) -> str:
 
 
 def typed_source(of: Any) -> str:
-    """Return the source of a class or function that was typed into a script or a notebook, and of all typed there that
-    it names there, with the numbers and texts among these: its trainer, its base, a constant.
+    """Return the source of a class or function that was typed into a script or a notebook, and of the functions and
+    classes typed there that it names, with the plain values among these: its trainer, its base, a constant.
     """
     typed = vars(sys.modules[of.__module__])
     found, left = {str(of.__qualname__): _source(of)}, [of]
     while left:
         for name in _named(left.pop()) - found.keys():
-            value = typed.get(name)
-            if isinstance(value, bool | int | float | str):
-                found[name] = repr(value)
-            elif (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == of.__module__:
-                found[name] = _source(value)
+            value = inspect.unwrap(typed[name]) if callable(typed.get(name)) else typed.get(name)
+            if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == of.__module__:
+                found[name] = _source_if_any(value)
                 left.append(value)
+            elif name in typed:
+                with suppress(TypeError, ValueError):  # what is no plain value has no text that says what it is
+                    found[name] = json.dumps(value, sort_keys=True)
     return json.dumps(found, sort_keys=True)
+
+
+def _source_if_any(of: Any) -> str:
+    """Return the source of a class or function; of a class that Python has none of (a notebook's, a named tuple), that
+    of its functions.
+    """
+    try:
+        return inspect.getsource(of)
+    except (OSError, TypeError):
+        return (
+            "".join(map(_source_if_any, filter(inspect.isfunction, vars(of).values()))) if inspect.isclass(of) else ""
+        )
 
 
 def _named(of: Any) -> set[str]:
     """Return the names of its module that the source of a class or function reads."""
     try:
-        tables = [symtable.symtable(textwrap.dedent(_source(of)), "typed", "exec")]
+        tables = [symtable.symtable(textwrap.dedent(_source_if_any(of)), "typed", "exec")]
     except SyntaxError:  # a lambda, in the midst of its line
-        return set(of.__code__.co_names)
+        return set(of.__code__.co_names) if inspect.isfunction(of) else set()
     names = set[str]()
     for table in tables:  # which grows
         tables += table.get_children()

@@ -52,15 +52,14 @@ def make(make_encoder: MakeEncoder, spec: EncoderSpec, source: MaskSource, where
     for name, value in net.state_dict().items():
         if fault := _cannot_travel(value):
             raise ValueError(f"{where}: {name} {fault}")
-    _keep_frozen(net)
     return PlugIn(net, source)
 
 
-def _keep_frozen(net: nn.Module) -> None:
+def keep_frozen(net: nn.Module) -> None:
     """Make buffers of a network's parameters that it has frozen: all parameters of a model are trained."""
     buffers = dict[nn.Parameter, Tensor]()
     for module in net.modules():
-        for name, p in list(module.named_parameters(recurse=False)):
+        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if not p.requires_grad:
                 delattr(module, name)
                 module.register_buffer(name, buffers.setdefault(p, p.detach()))

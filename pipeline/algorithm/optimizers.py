@@ -47,6 +47,7 @@ def make(
     return SGD(parameters, lr=rate, momentum=options.momentum, weight_decay=options.weight_decay, fused=True)
 
 
+FUSED = frozenset(("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"))
 MOMENTS = frozenset(("step", "exp_avg", "exp_avg_sq", "momentum_buffer"))
 """Ends of the names in an optimizer's state."""
 
@@ -67,10 +68,14 @@ def state_of(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]
 
 
 def _fits(parameters: Sequence[Tensor], index: str, name: str, value: Tensor) -> bool:
-    """Return whether a value may be a moment, or the count of steps, of the parameter of that number."""
+    """Return whether a value may be of the state of the parameter of that number. Those that torch's fused steps write
+    have its shape; other optimizers have others.
+    """
     if not index.isdecimal() or int(index) >= len(parameters):
         return False
-    return value.numel() == 1 if name == "step" else value.shape == parameters[int(index)].shape
+    if name == "step":
+        return value.numel() == 1
+    return name not in FUSED or value.shape == parameters[int(index)].shape
 
 
 def restore(optimizer: torch.optim.Optimizer, prefix: str, memory: Mapping[str, Tensor]) -> None:

@@ -146,7 +146,8 @@ class Cohort:
                 f"client{'s' * (len(clients) > 1)} {', '.join(map(str, sorted(clients)))}: {reason}"
                 for reason, clients in of_reason.items()
             )
-            if not answered and all(f.kind == "rejected" for f in self.failed):
+            broken = all(f.kind == "rejected" and ("finite" in f.reason or "norm" in f.reason) for f in self.failed)
+            if not answered and broken:
                 reasons += f"; {DIVERGED}"
             raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {self.quorum:g}: {reasons}")
 

@@ -142,7 +142,10 @@ class NodeSumActor:
         gathering, received = self._gathering[1], part.unpack()
         gathering.add_part(received)
         for client, update in received.whole.items():
-            gathering.add(client, update)
+            try:
+                gathering.add(client, update)
+            except UpdateError:
+                gathering.keep(client, update)
         gathering.flush()
 
     def part(self, key: str) -> PackedPart:

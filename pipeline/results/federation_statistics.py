@@ -16,7 +16,7 @@ WORDS = {
     "features": "features of a sparse row",
     "rows_per_client": "rows of a client, mean",
     "classes_per_client": "identified classes of a client, mean",
-    "imbalance": "rows of the smallest class / the largest, without clients' own test rows",
+    "imbalance": "rows of the smallest class / the largest, all splits",
 }
 SHOWN = {name: WORDS.get(name, name.replace("_", " ")) for name in STATISTICS}
 """Statistics -> as they are shown."""

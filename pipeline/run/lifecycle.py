@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anchorfl.pipeline.algorithm.contract import Tensors
-from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.config.experiment import Experiment, digest, plugins_of
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.factory import executor_for
@@ -65,6 +65,7 @@ from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES
+from anchorfl.tasks.plugins import check_as_imported
 
 if TYPE_CHECKING:
     from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
@@ -94,6 +95,8 @@ def run(
     """
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     find_trackers(experiment.tracking.trackers)
+    for plugin in plugins_of(experiment).values():
+        check_as_imported(plugin)
     with ExitStack() as stack:
         stack.enter_context(lock_run(folder))
         check_is_same_run(folder, experiment)

@@ -112,7 +112,10 @@ class Backup:
                     object_store.delete(object_store.join(self.uri, name))
                     del self._known[name]
             names = [*self._files(), *(f"{CHECKPOINT}/{file}" for file in parts)]
-            for name in sorted(names, key=lambda name: name != RECORD):  # by it another run sees whose the copy is
+            if RECORD in names:  # first, as by it another run sees whose the copy is
+                self._copy(RECORD)
+                self._check_owner()
+            for name in names:
                 self._copy(name)
             if index:
                 self._check_owner()

@@ -96,26 +96,30 @@ class Gathering:
         return Part(self.sums.message() if self.sums.clients else {}, norms, self.whole)
 
     def drop_others(self) -> dict[int, str]:
-        """Leave out updates whose contribution has another form than most have; return why, by client. Of workers' sums
-        all have one.
+        """Leave out updates whose contribution has another form than most have; return why, by client. Nobody is, where
+        workers sent sums: those are of this project's processes, in which all clients have one form.
         """
-        most = max(self._forms.values(), key=len, default=[])
-        others = [client for clients in self._forms.values() if clients is not most for client in clients]
+        known = {client for clients in self._forms.values() for client in clients}
+        if not known.issuperset(self.sums.clients):
+            return {}
+        most = max(self._forms.values(), key=lambda clients: (len(clients), -min(clients, default=0)), default=[])
+        others = known - {*most}
         if not others:
             return {}
-        kept = {client: self.whole[client] for client in most if client in self.whole}
-        for client in others:
-            if client in self.whole:
-                del self.whole[client]
-            del self.norms[client]
-        if next(iter(self._forms.values())) is not most:  # those were in no sum
+        if next(iter(self._forms.values())) is most:
+            for client in others:
+                self.drop(client)
+        else:  # which are in no sum
+            kept = {client: self.whole[client] for client in most}
             self.begin(self.grid)
             for client, update in kept.items():
                 self.add(client, update)
-        self._forms = {form: clients for form, clients in self._forms.items() if clients and clients[0] not in others}
-        if self._first in others:
-            self._first = None
-        return dict.fromkeys(others, "its contribution has other tensors, or other shapes, than those of most clients")
+        why = "its contribution has other tensors, or other shapes, than those of most clients"
+        return dict.fromkeys(sorted(others), why)
+
+    def keep(self, client: int, update: Any) -> None:
+        """Keep an update that ``add`` refuses as it came, for the server to say so."""
+        self.whole[client] = _copy(update)
 
     def drop(self, client: int) -> bool:
         """Forget a client and return True; False where it is in the sums."""
@@ -162,7 +166,7 @@ def _form(contribution: Contribution) -> Hashable:
         (name, messages.form_of(dict(term.values)), torch.as_tensor(term.weight).shape)
         for name, term in contribution.terms.items()
     ]
-    return tuple(terms), messages.form_of(dict(contribution.own))
+    return tuple(terms), tuple(contribution.own)
 
 
 def _copy(update: Any) -> Any:

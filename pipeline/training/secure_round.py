@@ -164,7 +164,7 @@ class MaskedSum:
 
     def drop_others(self) -> dict[int, str]:
         """Leave out updates of another form than most have; return why, by client."""
-        self._groups.sort(key=lambda group: -len(group.clients))
+        self._groups.sort(key=lambda group: (-len(group.clients), min(group.clients)))
         first, others = self._groups[:1], self._groups[1:]
         self._groups = first
         nested = "its masked update is nested otherwise than those of most clients"

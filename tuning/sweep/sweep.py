@@ -19,7 +19,7 @@ from anchorfl.pipeline import terminal
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.cluster import ray_cluster, ray_watch
 from anchorfl.pipeline.cluster.layout import driver_has_no_cpus, in_fresh_worker
-from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.config.experiment import Experiment, digest, plugins_of
 from anchorfl.pipeline.run.prepare import check_options, make_run_spec
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
@@ -28,7 +28,7 @@ from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.other_trackers import find_trackers
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.plugins import version_of
+from anchorfl.tasks.plugins import check_as_imported, version_of
 from anchorfl.tuning.search.backup import RESUME, SweepBackup
 from anchorfl.tuning.search.ledger import Event, Ledger
 from anchorfl.tuning.search.results import Sweep
@@ -56,6 +56,8 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = terminal.say) -> Sweep:
     for experiment in plan.experiments.values():  # refused before anything is written
         store_uri(experiment.tracking.uri, folder)
         find_trackers(experiment.tracking.trackers)
+        for plugin in plugins_of(experiment).values():
+            check_as_imported(plugin)
     with ExitStack() as stack:
         stack.enter_context(lock_run(folder))
         sweep_backup = SweepBackup(plan.experiment.cluster.backup, folder, LEDGER, log)

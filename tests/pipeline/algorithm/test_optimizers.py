@@ -63,6 +63,19 @@ def test_moments_of_other_parameters_are_refused(options):
         restore(make(options, start().parameters()), "all", memory | steps)
 
 
+@pytest.mark.parametrize("kind", ["NAdam", "ASGD", "Adafactor", "AdamW", "Adagrad", "RMSprop"])
+def test_other_optimizers_have_other_state(kind):
+    """Scalars, and rows and columns of a parameter."""
+    first, second = start(), start()
+    before, after = (getattr(torch.optim, kind)(net.parameters(), lr=0.01) for net in (first, second))
+    train(first, before, range(2))
+    second.load_state_dict(first.state_dict())
+    restore(after, "all", state_of(before, "all"))
+    for net, optimizer in ((first, before), (second, after)):
+        train(net, optimizer, range(2, 4))
+    assert torch.equal(first.weight, second.weight)
+
+
 @ALL
 def test_two_times_three_steps_are_six(options):
     """Restored in a fresh optimizer over a fresh network: the same bits as without a break."""

@@ -218,13 +218,12 @@ def test_its_source_is_part_of_the_digest(fancy, tmp_path):
         run(e, tmp_path / "run", quiet)
     before, source = digest(e), tmp_path / "site" / "fancy_fl.py"
     source.write_text(METHOD + "# another\n")
-    with pytest.raises(
-        InputError, match="fancy_fl was edited after this Python had imported it, and Fancy is as it was"
-    ):
-        digest(e)  # which would be that of code that nobody ran
+    assert digest(e) == before, "of the code that runs, whatever lies on the disk"
+    with pytest.raises(InputError, match="fancy_fl was edited after this Python had imported it, and Fancy is as it"):
+        run(e, tmp_path / "other", quiet)
     importlib.reload(sys.modules["fancy_fl"])
     with pytest.raises(InputError, match="and Fancy is as it was"):
-        digest(e)  # its class is of before
+        run(e, tmp_path / "other", quiet)  # its class is of before
     assert digest(small_experiment("fancy")) != before
     with pytest.raises(InputError, match="the source or files of its method were edited since it began: put them"):
         resume(tmp_path / "run", quiet)
@@ -234,16 +233,36 @@ def test_its_source_is_part_of_the_digest(fancy, tmp_path):
     assert resume(tmp_path / "run", quiet).checksum
 
 
+def test_a_module_that_is_edited_while_it_trains_costs_nothing(fancy, tmp_path):
+    """The run is of the code that had been imported."""
+    e, source = small_experiment("fancy"), tmp_path / "site" / "fancy_fl.py"
+
+    def edit(report):
+        source.write_text(METHOD + f"# {report.round}\n")
+
+    assert run(e, tmp_path / "run", quiet, callbacks=[edit]).checksum
+    assert read_metadata(tmp_path / "run")["status"] == "FINISHED"
+
+
 SCRIPT = """
 from dataclasses import dataclass
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.testing import small_experiment
 
+from collections import namedtuple
+from functools import cache
+
 FACTOR, seed = 2.0, 1
+WIDTHS = (3, 4)
+Pair = namedtuple("Pair", "a b")
+
+@cache
+def table():
+    return Pair(*WIDTHS)
 
 def scaled(loss):
-    return loss * FACTOR
+    return loss * FACTOR * table().a
 
 class Trainer(AveragingTrainer):
     def loss(self, batch):
@@ -272,8 +291,10 @@ def test_all_that_a_script_s_method_names_is_part_of_the_digest(tmp_path):
     first = digest_of(SCRIPT)
     assert digest_of(SCRIPT.replace("seed = 2.0, 1", "seed = 2.0, 3")) == first  # which it does not name
     for changed in (
-        ("return loss * FACTOR", "loss + FACTOR"),
+        ("return loss * FACTOR", "return loss + FACTOR"),
         ("FACTOR, seed = 2.0", "FACTOR, seed = 3.0"),
+        ("WIDTHS = (3, 4)", "WIDTHS = (3, 5)"),
+        ("return Pair(*WIDTHS)", "return Pair(*WIDTHS) or 0"),
         ("super()", "1 * super()"),
     ):
         assert digest_of(SCRIPT.replace(*changed)) != first

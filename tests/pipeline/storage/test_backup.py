@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -172,7 +173,15 @@ def test_a_run_that_begins_within_the_first_copy_of_another(tmp_path, monkeypatc
     monkeypatch.setattr(object_store, "write_bytes", writing)
     with pytest.raises(InputError, match=r"is the copy of another run than .*one: give another cluster\.backup"):
         backups["one"].send()
-    assert json.loads(contents(place)["run.json"])["id"] == "other"
+    for again in range(2):  # the next rounds change nothing either
+        copy = contents(place)
+        assert json.loads(copy["run.json"])["id"] == "other"
+        index = json.loads(copy["checkpoint/checkpoint.json"])
+        for name, entry in index["files"].items():
+            assert hashlib.sha256(copy[f"checkpoint/{name}"]).hexdigest() == entry["sha256"]
+        save(Checkpoints(tmp_path / "one"), 2 + again)
+        with pytest.raises(InputError, match="of another run than"):
+            backups["one"].send()
 
 
 def test_checkpoints_that_were_asked_for_stay(tmp_path):

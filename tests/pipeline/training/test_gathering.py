@@ -93,6 +93,42 @@ def test_a_weight_that_no_mean_has_is_refused(weight):
     assert torch.equal(gathering.means()["weights"]["w"], WEIGHTS["w"])
 
 
+class Named(Averaging):
+    """A mean of tensors that clients name, and ids of their own of any number."""
+
+    def contribution(self, result):
+        own = {"ids": torch.zeros(1 + result.card.client)}
+        return Contribution({"weights": Term(result.update.weights, 1.0)}, own)
+
+
+@pytest.mark.parametrize("grid", [False, True])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_who_has_another_form_does_not_depend_on_who_came_first(grid, order):
+    sent = {c: Update(dict(WEIGHTS)) for c in range(3)}
+    sent[2] = Update({**WEIGHTS, "more": torch.ones(2)})
+    got, want = (Gathering(Named(), cards(3)) for _ in range(2))
+    for gathering, clients in ((got, order), (want, (0, 1))):
+        gathering.begin(grid_of(3) if grid else None)
+        for client in clients:
+            gathering.add(client, sent[client])
+    assert [*got.drop_others()] == [2]
+    assert got.norms.keys() == {0, 1}
+    assert messages.checksum(got.means().values) == messages.checksum(want.means().values)
+    assert got.drop_others() == {}
+    got.add(2, sent[0])  # it trained again
+    assert got.drop_others() == {}
+
+
+def test_sums_of_workers_are_not_thrown_away():
+    worker, server = (begun(3, grid_of(3)) for _ in range(2))
+    for client in (0, 1):
+        worker.add(client, Update(dict(WEIGHTS)))
+    server.add(2, Update(dict(WEIGHTS)))
+    server.add_part(worker.part())
+    assert server.drop_others() == {}
+    assert server.norms.keys() == {0, 1, 2}
+
+
 @QUICK
 @given(SEEDS, st.integers(1, 9), st.integers(0, 3))
 def test_any_calls_of_any_workers_give_the_bits_of_one_after_the_other(seed, count, huge):

@@ -224,6 +224,12 @@ def test_what_a_network_freezes_stays(tmp_path):
     assert stays == {f"encoder.net.{name}.weight" for name in ("words", "middle", "again")}
 
 
+def test_what_is_frozen_does_not_travel_with_adapters():
+    model = {"network": f"{HERE}:frozen", "width": 16, "lora_rank": 2}
+    e = small_experiment("fedavg", model=model, optimizer=WHOLE)
+    assert "encoder.net.words.weight" not in make_run_spec(e, quiet).model().state_dict()
+
+
 def test_noise_is_not_for_buffers_that_travel():
     private = {"clip_norm": 1.0, "dp_noise": 1.0, "clients_per_round": 0}
     for network, travels in (("with_mean", True), ("with_mean_that_stays", False)):
