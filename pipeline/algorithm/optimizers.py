@@ -48,6 +48,7 @@ def make(
 
 
 FUSED = frozenset(("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"))
+"""Those that torch's fused steps write, each of its parameter's shape."""
 MOMENTS = frozenset(("step", "exp_avg", "exp_avg_sq", "momentum_buffer"))
 """Ends of the names in an optimizer's state."""
 

@@ -27,7 +27,7 @@ from anchorfl.pipeline.run.assemble import from_words
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import line_of, read_records
-from anchorfl.testing import stopped_before
+from anchorfl.testing import small_experiment, stopped_before
 from anchorfl.tuning.cli import main
 from tests.runs import quiet
 
@@ -308,3 +308,15 @@ def test_contrast(setting):
 
 def test_an_option_with_an_address_is_shown_without_its_password():
     assert _value("postgresql+psycopg://me:hush@127.0.0.1/runs") == "postgresql+psycopg://***@127.0.0.1/runs"
+
+
+def test_a_page_says_what_its_numbers_are_of(tmp_path):
+    """A test split that a run leaves unscored, labels that were hidden, and what ``compare`` says of groups."""
+    e = small_experiment("fedavg", evaluation={"test": "never"}, task={"hidden_labels": 0.5})
+    for name in ("one", "two"):
+        run(e, tmp_path / name, quiet)
+    alone = run_page([tmp_path / "one"])
+    assert "The test split of this run is not scored" in alone
+    assert "Test rows by true class" not in alone
+    assert "without the labels that task.hidden_labels took away" in alone
+    assert "more than once; its sd is too small" in run_page([tmp_path / "one", tmp_path / "two"])
