@@ -126,7 +126,8 @@ def test_the_sample_term_is_the_theorems():
     assert sample_term(617, 257, 8) == pytest.approx(want)
     assert sample_term(617, 257, 8) > sample_term(6170, 257, 8) > sample_term(617_000, 257, 8)
     assert sample_term(617_000, 257, 8) < 0.2
-    assert sample_term(0, 257, 8) == math.inf
+    assert sample_term(0, 257, 8) == sample_term(5, 257, 8) == sample_term(256, 257, 8) == math.inf
+    assert math.inf > sample_term(257, 257, 8) > 1
 
 
 def test_rows_that_are_alike_are_near_and_others_far():
