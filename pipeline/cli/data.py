@@ -169,7 +169,7 @@ def _experiment(arguments: list[str]) -> Experiment:
     command = "anchorfl data prepare"
     typed = typed_options(overrides)
     if "cluster.executor" not in typed:
-        overrides = ["--cluster.executor", "ray" if "cluster.address" in typed else "serial", *overrides]
+        overrides = ["--cluster.executor", "ray" if typed.get("cluster.address") else "serial", *overrides]
     if name in task_names() or (names_code(name) and not name.endswith(".toml")):
         federation = FederationOptions(clients_per_round=1)  # nobody trains; any number of clients will do
         experiment = Experiment(task=TaskOptions(name=name), method=METHODS["fedavg"](), federation=federation)

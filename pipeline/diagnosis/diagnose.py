@@ -140,10 +140,12 @@ def _kept(analysis: Analysis, before: Path, options: DiagnoseOptions, out: Path)
     content = read_json(before / "diagnosis.json")
     kept = dict[str, PartResult]()
     for name, facts in content.get("parts", {}).items() if content.get("last") == analysis.last.round else ():
-        if name in options.parts or name not in PARTS or "files" not in facts:
+        if name in options.parts or name not in PARTS or not isinstance(facts, dict) or "files" not in facts:
             continue  # measured anew; or by a version that did not say which files are whose
         for file in facts["files"]:
-            if (path := named_file(before, file, before / "diagnosis.json")).is_file():
+            if (path := named_file(before, file, before / "diagnosis.json")).is_dir():
+                shutil.copytree(path, out / file)
+            elif path.exists():
                 shutil.copy2(path, out)
         metrics = {
             record.round: {n: v for n in facts["metrics"] if (v := record.metrics.get(f"diagnosis/{n}")) is not None}
