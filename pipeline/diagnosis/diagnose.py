@@ -92,8 +92,9 @@ def diagnose(
             shutil.rmtree(rest, ignore_errors=True)
         draft.mkdir()
         try:
+            kept = _kept(analysis, folder / FOLDER, options, draft, log)
             results = _measure(analysis, options, draft, log)
-            _write(analysis, _kept(analysis, folder / FOLDER, options, draft) | results, options, draft)
+            _write(analysis, kept | results, options, draft)
             if (folder / FOLDER).exists():
                 (folder / FOLDER).rename(older)
             draft.rename(folder / FOLDER)
@@ -130,17 +131,24 @@ def _measure(analysis: Analysis, options: DiagnoseOptions, out: Path, log: Log) 
         found = measures[name]()
         files = sorted(path.name for path in set(out.iterdir()) - before)
         numbers = sorted({number for values in found.metrics.values() for number in values})
-        results[name] = replace(found, facts=found.facts | {"files": files, "metrics": numbers})
+        asked = {name: value for name, value in asdict(options).items() if name != "parts"}
+        results[name] = replace(found, facts=found.facts | {"files": files, "metrics": numbers, "options": asked})
         log(f"{analysis.folder}: {name} done in {time.perf_counter() - began:.1f} s")
     return results
 
 
-def _kept(analysis: Analysis, before: Path, options: DiagnoseOptions, out: Path) -> dict[str, PartResult]:
+def _kept(analysis: Analysis, before: Path, options: DiagnoseOptions, out: Path, log: Log) -> dict[str, PartResult]:
     """Copy the files of the parts that an earlier diagnosis of the same round has, and this one does not measure."""
-    content = read_json(before / "diagnosis.json")
+    try:
+        content = read_json(before / "diagnosis.json")
+    except InputError as error:
+        log(f"{error}; this diagnosis takes its place")
+        return {}
     kept = dict[str, PartResult]()
-    for name, facts in content.get("parts", {}).items() if content.get("last") == analysis.last.round else ():
-        if name in options.parts or name not in PARTS or not isinstance(facts, dict) or "files" not in facts:
+    parts = content.get("parts") if content.get("last") == analysis.last.round else None
+    for name, facts in parts.items() if isinstance(parts, dict) else ():
+        texts = [facts.get(each) for each in ("files", "metrics", "said")] if isinstance(facts, dict) else [None]
+        if name in options.parts or name not in PARTS or not all(isinstance(each, list) for each in texts):
             continue  # measured anew; or by a version that did not say which files are whose
         for file in facts["files"]:
             if (path := named_file(before, file, before / "diagnosis.json")).is_dir():

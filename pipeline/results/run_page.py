@@ -41,8 +41,9 @@ SPLITS = "test", "validation"
 CELLS, CLASSES, CLIENTS = 20_000, 100, 100
 """Cells of a partition, classes of a confusion matrix, clients with scores, that are drawn at most."""
 LONGEST = 120
-NUMBERS = 30
 """Characters of an option's value that are shown, at most."""
+NUMBERS = 30
+"""Rounds with a fault that are listed, at most."""
 BAND = "; band: lowest to highest run"
 
 

@@ -193,8 +193,6 @@ def _probe(address: str) -> None:
     try:
         with urllib.request.urlopen(f"{address}/api/version", timeout=PROBE_SECONDS) as answer:
             version = json.loads(answer.read(1 << 16))
-        if not (isinstance(version, dict) and isinstance(version.get("ray_version"), str)):
-            raise InputError(f"--address {address}: what answers there is not Ray's dashboard (no version of Ray)")
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):  # it wants a token, which Ray's client knows how to send
             return
@@ -206,6 +204,8 @@ def _probe(address: str) -> None:
             f"--address {address}: no Ray dashboard answers there ({getattr(error, 'reason', error)}); start a cluster"
             " with 'ray start --head', or reach one with 'ray dashboard cluster.yaml'"
         ) from error
+    if not (isinstance(version, dict) and isinstance(version.get("ray_version"), str)):
+        raise InputError(f"--address {address}: what answers there is not Ray's dashboard (no version of Ray)")
 
 
 def _use_token(address: str) -> None:

@@ -271,6 +271,12 @@ def test_parts_that_are_not_measured_again_stay(run_of):
     assert (folder / "diagnosis/theory.csv").exists()
     measured = read_records(folder / "diagnosis")[0][-1].metrics
     assert {f"diagnosis/{name}" for name in content["parts"]["theory"]["metrics"]} <= measured.keys()
+    lines = []
+    for damaged in ("{", '{"parts": [], "last": 4}', json.dumps(content | {"parts": {"theory": 1, "embeddings": {}}})):
+        (folder / "diagnosis/diagnosis.json").write_text(damaged)
+        diagnose(folder, DiagnoseOptions(parts=("confusion",)), lines.append)
+        assert set(json.loads((folder / "diagnosis/diagnosis.json").read_text())["parts"]) == {"confusion"}
+    assert sum("this diagnosis takes its place" in line for line in lines) == 1
     shutil.rmtree(folder / "diagnosis")
 
 

@@ -205,6 +205,7 @@ def test_another_version_and_another_server_are_told_apart(answer, complaint, tm
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert complaint in done.stderr
+    assert "no Ray dashboard answers" not in done.stderr
 
 
 class Jobs:
