@@ -71,7 +71,7 @@ class DiagnoseOptions:
 def diagnose(
     folder: Path, options: DiagnoseOptions, log: Log = say, places: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Analyze one run folder and write ``diagnosis/`` in it; return what a person is told. Of an older one of the same
+    """Analyze one run folder and write ``diagnosis/`` in it; return the lines to print. Of an older one of the same
     round the parts stay that are not measured now.
 
     places: as the user types them now, option -> value. Raises InputError where the folder holds no run, is in use,
