@@ -28,7 +28,7 @@ MISSING = "suite-digits-missing"
 SINGLE = (
     "suite-digits-masks-2", "suite-digits-skew-masks", MISSING, "suite-digits-one-class", "suite-r8-uncovered",
 )  # fmt: skip
-MULTI = ("suite-scene-masks-2", "suite-yeast-masks-2")
+MULTI = ("suite-scene-masks-2", "suite-yeast-masks-2", "suite-es-categories")
 SETTINGS = (*SINGLE[:-1], *MULTI, SINGLE[-1])
 SKEWED = ("suite-digits-skew-0.1", "suite-ham10000-skew-0.05", "suite-ham10000-skew-0.1", "suite-pbc-skew-0.05")
 """Every row has its label, and counts are skewed: nothing is expected there."""
@@ -58,10 +58,10 @@ WITHOUT = {
     "nothing certain": Row({"method.certain": 0.0}, SINGLE),
     "no shares": Row({"method.shares": False}, (MISSING,)),
     "plain cross-entropy": Row({"method.gamma": 0.0}, (*SINGLE, *SKEWED)),
-    "no control variates": Row({"method.control_variates": False}, (*SINGLE, *SKEWED)),
+    "no control variates": Row({"method.control_variates": False}, (*SETTINGS, *SKEWED)),
     "labels alone": Row(
         {"method.expected": 0.0, "method.certain": 0.0, "method.gamma": 0.0, "method.control_variates": False},
-        (*SINGLE, *SKEWED),
+        (*SETTINGS, *SKEWED),
     ),
 }
 WITH = {
@@ -74,12 +74,14 @@ WITH = {
     "spread out by the server": Row({"method.name": f"{PARTS}:Spread"}, (*SETTINGS, ALONE)),
     "spread out by correlation": Row({"method.name": f"{PARTS}:SpreadApart"}, (ALONE,)),
     "a simplex": Row({"method.name": f"{PARTS}:Simplex"}, SINGLE),
-    "full weight of expected labels": Row({"method.name": f"{PARTS}:Sure"}, SINGLE),
+    "full weight of expected labels": Row({"method.name": f"{PARTS}:Sure"}),
     "pseudo-labels for expected ones": Row({"method.name": f"{PARTS}:Pseudo", "method.expected": 0.0}),
     "pseudo-labels beside them": Row({"method.name": f"{PARTS}:Pseudo"}),
     "pseudo-labels by shares": Row({"method.name": f"{PARTS}:ByShare", "method.expected": 0.0}, OPEN),
     "a mean over pseudo-labels alone": Row({"method.name": f"{PARTS}:OwnMean", "method.expected": 0.0}, OPEN),
     "expected labels that grow": Row({"method.name": f"{PARTS}:Growing"}),
+    "class rows of those who know": Row({"method.name": f"{PARTS}:RowsOfKnowing"}),
+    "corrections as far as they agree": Row({"method.name": f"{PARTS}:AgreeingOnly"}, OPEN),
     "corrections in full": Row({"method.name": f"{PARTS}:Full"}, (*SINGLE, *SKEWED)),
     "corrections of all weights": Row({"method.name": f"{PARTS}:Controlled"}, (*SETTINGS, *SKEWED)),
     "FedDyn for control variates": Row({"method.name": f"{PARTS}:Bent"}, (*SETTINGS, *SKEWED)),

@@ -8,9 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import ClientContext, HeadSpec, Parts, ServerContext, Supports, Tensors
-from anchorfl.pipeline.algorithm.control_variates import ControlledTrainer
-from anchorfl.pipeline.algorithm.exact_sums import Means
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientResult,
+    HeadSpec,
+    Parts,
+    ServerContext,
+    Supports,
+    Tensors,
+)
+from anchorfl.pipeline.algorithm.control_variates import ControlledTrainer, ControlUpdate
+from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.expected_labels import identified_rows
 from anchorfl.pipeline.algorithm.label_collection import LabelMessage
 from anchorfl.pipeline.algorithm.pseudo_labels import anchor_scores, pseudo_annotate
@@ -141,13 +149,14 @@ class SpreadApart(Spread):
 class SureTrainer(ExpectingTrainer):
     def __init__(self, ctx: ClientContext[AnchorState], method: Sure) -> None:
         super().__init__(ctx, method)
-        if self.single:
-            self.weight_NC = method.expected * self.open_NC
+        self.weight_NC = method.expected * self.open_NC * (1 if self.single else 2 / self.open_NC.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sure(Anchor):
-    """A row with one label is drawn to its expected label however sure that is."""
+    """A row with one label is drawn to its expected label however sure that is; with several labels a row, expected
+    ones weigh what they do however few are known.
+    """
 
     name = "anchor-sure"
 
@@ -249,6 +258,38 @@ class Growing(Anchor):
         return GrowingTrainer(ctx, self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowsOfKnowing(Anchor):
+    """A class's embedding and bias are means over the clients that identify it, as FedAlign's (its Algorithm 1)."""
+
+    name = "anchor-rows-of-knowing"
+
+    def contribution(self, result: ClientResult[ControlUpdate]) -> Contribution:
+        out, card = super().contribution(result), result.card
+        rows = {name: result.update.weights[name] for name in (CLASS_EMBEDDINGS, "head.bias")}
+        weight_C = self.client_weight(card) * card.identified_C.double()
+        return Contribution({**out.terms, "rows": Term(rows, weight_C)})
+
+    def merge(self, state: AnchorState, means: Means, ctx: ServerContext) -> AnchorState:
+        merged = super().merge(state, means, ctx)
+        return replace(merged, weights=merged.weights | means.rows("rows", state.weights))
+
+
+class AgreeingOnlyTrainer(ExpectingTrainer):
+    def correct_in_full(self, where: Tensor) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreeingOnly(Anchor):
+    """The encoder's gradients are corrected as far as they agree at every client."""
+
+    name = "anchor-agreeing-only"
+
+    def trainer(self, ctx: ClientContext[AnchorState]) -> AgreeingOnlyTrainer:
+        return AgreeingOnlyTrainer(ctx, self)
+
+
 class FullTrainer(ExpectingTrainer):
     correction = ControlledTrainer.correction
 
@@ -312,7 +353,7 @@ class Bent(Anchor):
 
 @dataclass(frozen=True, kw_only=True)
 class Controlled(Anchor):
-    """The gradients of all weights are corrected as far as the encoder's are, and with several labels a row, too."""
+    """The gradients of all weights are corrected as far as the encoder's are."""
 
     name = "anchor-controlled"
 
@@ -324,6 +365,6 @@ class Controlled(Anchor):
 
 @dataclass(frozen=True, kw_only=True)
 class ControlledInFull(Controlled, Full):
-    """The gradients of all weights are corrected in full, with several labels a row, too, as SCAFFOLD's are."""
+    """The gradients of all weights are corrected in full, as SCAFFOLD's are."""
 
     name = "anchor-controlled-in-full"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import lzma
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def _round(line: dict[str, Any]) -> dict[str, Any]:
 def write(archive: Path, runs: dict[str, dict[str, bytes]]) -> None:
     """Write the archive anew; the same runs, which have the same files, give the same bytes."""
     draft = archive.with_name(archive.name + ".tmp")
-    with tarfile.open(draft, "w:xz", preset=9) as tar:
+    with tarfile.open(draft, "w:xz", preset=9 | lzma.PRESET_EXTREME) as tar:
         # file by file over all runs: like stands beside like, which packs better
         for file in dict.fromkeys(file for files in runs.values() for file in files):
             for name, files in sorted((name, files) for name, files in runs.items() if file in files):

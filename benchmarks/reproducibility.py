@@ -240,6 +240,7 @@ KEPT = {
             "suite-scene-one-class",
             "suite-pbc",
             "suite-ham10000",
+            "suite-es",
         ),
         "suite",
         "suite",

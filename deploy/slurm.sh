@@ -24,6 +24,7 @@ if [ -z "${ANCHORFL_IN:-}" ]; then
 fi
 case " $* " in # a resumed sweep joins the cluster that its folder names: auto; others than these take no such option
 *" --resume "*) set -- anchorfl "$@" ;;
+" cooccurrence "*) set -- anchorfl "$@" --address auto ;;
 " run "* | " sweep "* | " table "* | " benchmark "* | " recommend "* | " probe "* | " data prepare "*)
     set -- anchorfl "$@" --cluster.address auto
     ;;

@@ -53,7 +53,7 @@ class ConceptRequest:
         """Raise NamesError where the request cannot be met."""
         if not self.words or not self.prompts:
             raise NamesError("class concepts: give at least one class and one prompt")
-        if bad := next((prompt for prompt in self.prompts if "{name}" not in prompt), None):
+        if (bad := next((prompt for prompt in self.prompts if "{name}" not in prompt), None)) is not None:
             raise NamesError(f"prompt {bad!r} has no {{name}}; write it where the class name belongs")
         for what, some in (("the words of two classes are", self.words), ("two prompts are", self.prompts)):
             if twice := next((each for each, count in Counter(some).items() if count > 1), None):

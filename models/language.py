@@ -39,7 +39,7 @@ def from_language_model(
     prompt to length 1 before the mean. A row depends on its own name alone. They are kept in
     ``<cache>/names-<digest>.npz``. Raises NamesError where library or model is missing, or it is no text encoder.
     """
-    if bad := next((prompt for prompt in prompts if "{name}" not in prompt), None):
+    if (bad := next((prompt for prompt in prompts if "{name}" not in prompt), None)) is not None:
         raise NamesError(f"prompt {bad!r} has no {{name}}; write it where the class name belongs")
     if not prompts or not class_names:
         raise NamesError("class-name vectors: give at least one prompt and one class name")
@@ -61,11 +61,16 @@ def encode_names(
     """Return the vectors [M, D] of the sentences about every name.
 
     Names go through the encoder one at a time: other names cannot change a row, not even by rounding. Raises NamesError
-    where one is not finite.
+    where one is not finite, or those of a name are zero.
     """
     rows = [encode(fill_prompts(prompts, name)) for name in class_names]
     if not all(bool(vector_MD.isfinite().all()) for vector_MD in rows):
         raise NamesError(f"language model {model}: not all vectors are finite; take another model")
+    if zero := [name for name, vector_MD in zip(class_names, rows, strict=True) if not bool(vector_MD.any())]:
+        raise NamesError(
+            f"language model {model}: the vector of class {zero[0]!r} is zero; write its name otherwise"
+            " (task.class_names), or take another model"
+        )
     return rows
 
 

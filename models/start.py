@@ -43,6 +43,11 @@ def start_from(encoder: nn.Module, values: Mapping[str, Tensor], where: str, may
     lacking = tuple(prefix for prefix in may_lack if not any(name.startswith(prefix) for name in values))
     needed = {name for name in mine if not name.startswith(lacking)} if lacking else set(mine)
     hint = "give weights of the same network, stem, norm and width, under the names of docs/networks.md"
+    for part, what in (("parametrizations.", "adapters (lora_rank)"), ("encoders.", "several encoders")):
+        if any(part in name for name in values) and not any(part in name for name in mine):
+            raise StartError(
+                f"{where}: weights of a network with {what}, which start no other; give those of one without"
+            )
     for name in sorted(needed | values.keys()):
         if name not in values or name not in needed:
             what = "is missing" if name not in values else "is not part of this encoder"

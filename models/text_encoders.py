@@ -93,7 +93,10 @@ def folder_of(model: str | OwnEncoder) -> Path | None:
     """Return the folder on this machine that a model's name means; None where it means none that is here."""
     if isinstance(model, OwnEncoder):
         return None
-    folder = Path(model.removeprefix(f"{CLIP}local-dir:")).expanduser()
+    try:
+        folder = Path(model.removeprefix(f"{CLIP}local-dir:")).expanduser()
+    except RuntimeError:  # of nobody's home
+        return None
     return folder if folder.is_dir() else None
 
 
@@ -226,6 +229,9 @@ def tokens(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: 
     if (length := batch["input_ids"].shape[1]) > most:
         raise NamesError(f"language model {model}: a prompt has {length} tokens, it takes {most}; shorten it")
     inputs: Mapping[str, Tensor] = dict(batch)
+    words = None if pooling == "projected" else getattr(network.get_input_embeddings(), "num_embeddings", None)
+    if words is not None and int(inputs["input_ids"].max()) >= words:
+        raise NamesError(f"language model {model}: its tokenizer has words that its network lacks; get its files again")
     return inputs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from functools import cache
@@ -19,6 +20,8 @@ from anchorfl.tasks.synthetic import SYNTHETIC
 from anchorfl.testing import small_experiment, without_pictures
 from tests.made_concepts import with_encoder
 from tests.runs import quiet
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's library reads it; else a wrong name is asked for six times, 46 s
 
 
 @cache

@@ -7,8 +7,10 @@ machine. Shape suffixes: B rows, L positions, C channels, H height, W width of a
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +121,10 @@ def _of_transformers(folder: Path, spec: EncoderSpec) -> LibraryEncoder:
     """
     transformers: Any = importlib.import_module("transformers")
     net: Any
+    first: int | None = None
     with quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        padding = getattr(config, "pad_token_id", None)
         if spec.kind == "tokens":
             config.vocab_size, config.pad_token_id = spec.vocabulary, 0
         elif spec.kind == "image":
@@ -129,6 +133,8 @@ def _of_transformers(folder: Path, spec: EncoderSpec) -> LibraryEncoder:
                 config.image_size = spec.shape[1] if spec.shape[1] == spec.shape[2] else spec.shape[1:]
         if any(folder.glob("*.safetensors")):
             net = _with_weights(transformers, folder, config)
+            if padding is not None and hasattr(getattr(net, "embeddings", None), "padding_idx"):
+                first = padding + 1  # RoBERTa and its kin count positions from their padding's id
         else:
             net = transformers.AutoModel.from_config(config, dtype=torch.float32)
     wanted = {"input_ids": "tokens", "pixel_values": "image"}.get(net.main_input_name, net.main_input_name)
@@ -139,13 +145,36 @@ def _of_transformers(folder: Path, spec: EncoderSpec) -> LibraryEncoder:
     if isinstance(pooler, nn.Module) and next(pooler.parameters(), None) is not None:
         net.pooler, taken = None, ("pooler",)  # its output is not used
     if spec.kind == "image":
+        _check_patches(net, config, spec)
         return LibraryEncoder(net, _image_states, spec, taken)
+    counted = hasattr(getattr(net, "embeddings", None), "padding_idx")
+    most = getattr(config, "max_position_embeddings", 0) - (first or int(counted))
+    if 0 < most < spec.shape[0] and hasattr(getattr(net, "embeddings", None), "position_embeddings"):
+        raise NetworkError(f"takes {most} tokens, and texts have up to {spec.shape[0]}: set --task.max_tokens {most}")
     words = net.get_input_embeddings()
     nn.init.normal_(words.weight, std=getattr(config, "initializer_range", 0.02))
     with torch.no_grad():
         words.weight[0] = 0
     own = [name for name, module in net.named_modules() if module is words]
-    return LibraryEncoder(net, _word_states, spec, taken, own)
+    return LibraryEncoder(net, _word_states if first is None else partial(_word_states, first=first), spec, taken, own)
+
+
+def _check_patches(net: nn.Module, config: Any, spec: EncoderSpec) -> None:
+    """Raise NetworkError where a network cuts images into patches, and leaves the rest of a side out."""
+    patch = getattr(config, "patch_size", None)
+    sides = (patch, patch) if isinstance(patch, int) else patch
+    if not sides or all(size % side == 0 for size, side in zip(spec.shape[1:], sides, strict=True)):
+        return
+    with torch.enable_grad():
+        x = torch.linspace(-1, 1, math.prod(spec.shape)).view(1, *spec.shape).requires_grad_()
+        (gradient,) = torch.autograd.grad(_image_states(net.eval(), x).square().sum(), x)
+    net.train()
+    if not (bool(gradient[..., -1, :].any()) and bool(gradient[..., -1].any())):
+        raise NetworkError(
+            f"sees whole patches of {' x '.join(map(str, sides))} pixels alone, and images have"
+            f" {' x '.join(map(str, spec.shape[1:]))}: set --task.image_size to a multiple, or another patch_size"
+            " in its config.json"
+        )
 
 
 def _with_weights(transformers: Any, folder: Path, config: Any) -> nn.Module:
@@ -179,10 +208,13 @@ def _image_states(net: nn.Module, x_BCHW: Tensor) -> Tensor:
     return _mean(net(pixel_values=x_BCHW).last_hidden_state)
 
 
-def _word_states(net: nn.Module, x_BL: Tensor) -> Tensor:
+def _word_states(net: nn.Module, x_BL: Tensor, first: int | None = None) -> Tensor:
+    """first: position of a row's first word, for networks that would count from the id of padding."""
     there_BL = x_BL != 0
     there_BL[:, 0] = True  # of a row without words, whose mean is one of padding
-    return mean_states(net(input_ids=x_BL, attention_mask=there_BL.long()).last_hidden_state, there_BL)
+    mask_BL = there_BL.long()
+    placed = {} if first is None else {"position_ids": mask_BL.cumsum(1) * mask_BL + first - 1}
+    return mean_states(net(input_ids=x_BL, attention_mask=mask_BL, **placed).last_hidden_state, there_BL)
 
 
 def _mean(z: Tensor) -> Tensor:

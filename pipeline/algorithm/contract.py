@@ -317,6 +317,8 @@ class Method(ABC, Generic[S, U]):
     """The method's key in ``anchorfl.pipeline.methods.METHODS``, presets and records."""
     revision: ClassVar[int] = 1
     """Raised when the same options come to give another result: a part of every digest, where it is not 1."""
+    single_label_revision: ClassVar[int] = 0
+    """That of the project's tasks with one label a row, where later ones changed nothing for these; 0: ``revision``."""
     supports: ClassVar[Supports] = Supports()
     """Kinds of task and robust aggregations that it works with."""
     unused: ClassVar[Mapping[str, str]] = {}

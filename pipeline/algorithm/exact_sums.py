@@ -162,6 +162,10 @@ class _Sum:
         if weight.dim():
             self.total[:] = 0
 
+    def ordered(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a term's tensors in the order of the sum's: another client's may come in another."""
+        return values if list(values) == list(self.shapes) else {name: values[name] for name in self.shapes}
+
     def fits(self, flat: Tensor) -> bool:
         """Return whether all values of a term are within their bounds; NaN is not."""
         for start, end, bound, _ in self.pieces:
@@ -260,10 +264,12 @@ class ExactSums:
         ``Grid.weights`` rests. ValueError where it is of other tensors than those before.
         """
         for name, term in contribution.terms.items():
-            floats = _floats(term)
-            if floats is None or not _is_whole(term.weight, largest.get(name, largest[""])):
+            if _floats(term.values) is None or not _is_whole(term.weight, largest.get(name, largest[""])):
                 return False
-            if not self._sum(name, term.values, _as_tensor(term.weight), grid).fits(floats):
+            sum_ = self._sum(name, term.values, _as_tensor(term.weight), grid)
+            floats = _floats(sum_.ordered(term.values))
+            assert floats is not None  # as above
+            if not sum_.fits(floats):
                 return False
         return True
 
@@ -272,7 +278,8 @@ class ExactSums:
         the processor once for several clients.
         """
         for name, term in contribution.terms.items():
-            sum_, weight, floats = self._sums[name], _as_tensor(term.weight), _floats(term)
+            sum_, weight = self._sums[name], _as_tensor(term.weight)
+            floats = _floats(sum_.ordered(term.values))
             assert floats is not None  # it fits
             if not bool(weight.any()):
                 continue  # what counts for nothing leaves no trace, not in a counter either
@@ -316,7 +323,7 @@ class ExactSums:
                 self._unheard[name] = sent["weight"]
                 continue
             sum_ = self._sum(name, sent["values"], sent["weight"], grid)
-            floats = [value for value in sent["values"].values() if value.is_floating_point()]
+            floats = [value for value in sum_.ordered(sent["values"]).values() if value.is_floating_point()]
             flat = joined(floats)
             total = (torch.cat([value.reshape(-1) for value in floats]) if flat is None else flat).numpy()
             if sum_.empty:
@@ -446,9 +453,9 @@ def _mean_of_rows(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor
     return mean.reshape(values[0].shape).to(values[0].dtype)
 
 
-def _floats(term: Term) -> Tensor | None:
+def _floats(values: Mapping[str, Tensor]) -> Tensor | None:
     """Return all floats of a term in one piece; None where their type is not for the grid."""
-    floats = [value for value in term.values.values() if value.is_floating_point()]
+    floats = [value for value in values.values() if value.is_floating_point()]
     if any(value.dtype != torch.float32 for value in floats):
         return None
     if not floats:

@@ -1,4 +1,4 @@
-"""What is expected of rows without a label: how many labels are missing, and which ones these would be.
+"""What is expected of rows without a label: how many labels are missing, which ones these would be, and their weight.
 
 Shape suffixes: N rows of a client, C classes.
 """
@@ -46,6 +46,18 @@ def expectation(logits_NC: Tensor, data: ClientData, odds_C: Tensor, objective: 
     open_N = (data.known_NC == 0).all(-1) & odds_C.any()
     target_NC = possible(logits_NC, odds_C).softmax(-1)
     return target_NC, open_N.to(logits_NC)[:, None].expand_as(target_NC)
+
+
+def weight(target_NC: Tensor, open_NC: Tensor, data: ClientData, missing: Tensor, objective: Objective) -> Tensor:
+    """Return the weight of every expected label's squared distance [N, C]. missing: share of labels that are, [].
+
+    Single-label: the less, the surer the model is, which would confirm itself. Multi-label: the distance is of a
+    label's two values, of C in the mean, and a client's expected labels count together no more than its known ones.
+    """
+    if objective.kind == "multi":
+        known = (data.known_NC.sum() / open_NC.sum().clamp(min=1)).clamp(max=1)
+        return open_NC * known * 2 / open_NC.shape[1]
+    return open_NC * (1 - (1 - missing) * target_NC.square().sum(-1, keepdim=True))
 
 
 def possible(logits_NC: Tensor, odds_C: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ def prepare(arguments: list[str]) -> int:
 def _experiment(arguments: list[str]) -> Experiment:
     """Return the experiment of the preset or data set that is named first, with the overrides.
 
-    It runs in one process unless they say otherwise.
+    It runs in one process unless they say otherwise, or name a cluster.
     """
     from anchorfl.pipeline.config.experiment import Experiment
     from anchorfl.pipeline.config.federation import FederationOptions
@@ -167,8 +167,9 @@ def _experiment(arguments: list[str]) -> Experiment:
     if not name and not names_table(overrides):
         raise InputError(USAGE)
     command = "anchorfl data prepare"
-    if "cluster.executor" not in typed_options(overrides):
-        overrides = ["--cluster.executor", "serial", *overrides]
+    typed = typed_options(overrides)
+    if "cluster.executor" not in typed:
+        overrides = ["--cluster.executor", "ray" if typed.get("cluster.address") else "serial", *overrides]
     if name in task_names() or (names_code(name) and not name.endswith(".toml")):
         federation = FederationOptions(clients_per_round=1)  # nobody trains; any number of clients will do
         experiment = Experiment(task=TaskOptions(name=name), method=METHODS["fedavg"](), federation=federation)

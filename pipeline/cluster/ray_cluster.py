@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import psutil
 import ray
+from ray.exceptions import AuthenticationError
 
 from anchorfl.pipeline.cluster import auth_token, signals
 from anchorfl.pipeline.cluster.layout import nodes
@@ -100,10 +101,11 @@ def _join(options: ClusterOptions, quiet: Mapping[str, Any]) -> None:
     code = _runtime_env(options.py_modules)
     try:
         ray.init(address=options.address, **code, **quiet)
-    except ConnectionError as error:
+    except (ConnectionError, ValueError, RuntimeError, AuthenticationError) as error:
+        why = str(error).strip().partition("\n")[0].rstrip(".")
         raise InputError(
-            f"cluster.address = {options.address!r}: no Ray cluster answers there ({error}); start one with"
-            " 'ray start --head', or leave cluster.address empty"
+            f"cluster.address = {options.address!r}: no Ray cluster that can be used answers there ({why}); give 'auto'"
+            " or HOST:6379 of one that 'ray start --head' started, or leave cluster.address empty"
         ) from error
     signals.renew()
     if not _wants_token():

@@ -68,7 +68,7 @@ class ClassEmbeddingOptions:
                 f"class_embeddings.lora_rank = {self.lora_rank} is for transformers models with pooling 'mean' or"
                 " 'first': choose such an encoder, or set the rank to 0"
             )
-        if bad := next((prompt for prompt in self.templates if "{name}" not in prompt), ""):
+        if (bad := next((prompt for prompt in self.templates if "{name}" not in prompt), None)) is not None:
             raise ValueError(
                 f"class_embeddings.prompts: {bad!r} has no {{name}}: write it where the class name belongs"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,8 +79,8 @@ class ClusterOptions:
             "clients_per_actor", "client_cache_mb", "max_concurrent_clients", "wait_for_cpus", "wait_for_gpus",
             "wait_minutes",
         ):  # fmt: skip
-            if getattr(self, name) < 0:
-                raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0, and finite")
         for name in ("checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 1")
@@ -90,5 +91,5 @@ class ClusterOptions:
             )
         if (self.wait_for_cpus or self.wait_for_gpus) and not self.address:
             raise ValueError("cluster.wait_for_cpus and wait_for_gpus need a running cluster: set cluster.address")
-        if self.client_cpus < 0 or not 0 <= self.client_gpus <= 1 or not 0 <= self.server_gpus <= 1:
+        if not 0 <= self.client_cpus < math.inf or not 0 <= self.client_gpus <= 1 or not 0 <= self.server_gpus <= 1:
             raise ValueError("cluster: client_cpus must be at least 0, client_gpus and server_gpus in [0, 1]")

@@ -222,13 +222,23 @@ def digest(experiment: Experiment, epoch: int = EPOCH) -> str:
         tree.get("task", {}).pop(name, None)
     tree = {name: part for name, part in tree.items() if part != {}}
     tree["method"] = {"name": method_name(type(experiment.method)), **tree.get("method", {})}
-    if (revision := experiment.method.revision) != 1:
+    if (revision := _revision(experiment)) != 1:
         tree["method"]["revision"] = revision
     if experiment.federation.dp_noise or getattr(experiment.method, "dp_noise", 0.0):
         tree["noise"] = NOISE
     if plugins := plugins_of(experiment):
         tree["plugins"] = {word: code_digest(of) for word, of in plugins.items()}
     return hashlib.sha256(json.dumps([epoch, tree], sort_keys=True).encode()).hexdigest()
+
+
+def _revision(experiment: Experiment) -> int:
+    """Return the revision of an experiment's method: what a change left as it was needs no new runs."""
+    method, name = experiment.method, experiment.task.name
+    if not method.single_label_revision or experiment.task.file:
+        return method.revision
+    from anchorfl.tasks.registry import TASKS  # torch
+
+    return method.single_label_revision if name in TASKS and TASKS[name]().kind == "single" else method.revision
 
 
 def _changed(node: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def idle_options(experiment: Experiment) -> dict[str, str]:
     attends = network == "auto" or head.kind == "guided"
     belong("model.network auto", attends, "model", "heads", "feedforward")
     own_dropout = network in NETWORKS[1:] or bool(library_of(network))
-    belong("model.network auto", not own_dropout, "model", "dropout")
+    belong("model.network auto", not own_dropout or head.kind == "guided", "model", "dropout")
     belong("class_embeddings.init cooccurrence", named and init == "cooccurrence", "class_embeddings", "table")
     belong("class_embeddings.lora_rank 0", not experiment.class_embeddings.lora_rank, "method", "aggregate_pseudo")
     belong("class_embeddings.init language_model", uses_encoder(experiment), "class_embeddings", *ENCODER)

@@ -81,7 +81,10 @@ def _files(name: str, where: str) -> tuple[Path, ...]:
     """Return the files of a transformers network, config.json first: of a folder, or of a hub name's copy in the cache
     on this machine. Nothing is downloaded. where: the option, for messages.
     """
-    folder = Path(name).expanduser()
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{where}: there is no such home ({error}); write the path in full") from error
     if not folder.is_dir():
         folder = _cached(name) or folder
     config = folder / "config.json"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from anchorfl.tasks.errors import has_controls
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackingOptions:
@@ -28,6 +30,9 @@ class TrackingOptions:
     """Name in MLflow's registry under which the trained model becomes a version, alias ``champion``; empty: none."""
 
     def __post_init__(self) -> None:
+        for name in ("experiment", "run_name", "register"):
+            if has_controls(getattr(self, name)):
+                raise ValueError(f"tracking.{name} = {getattr(self, name)!r}: holds control characters; leave them out")
         if set(self.register) & set("/:'\"`"):
             raise ValueError(f"tracking.register = {self.register!r}: MLflow takes no / : or quotes in a model's name")
         if self.register and not self.log_model:

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from anchorfl.pipeline.diagnosis.generated import generated
 from anchorfl.pipeline.diagnosis.pseudo_labels import pseudo_labels
 from anchorfl.pipeline.diagnosis.result import PartResult
 from anchorfl.pipeline.diagnosis.theory import theory
-from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
+from anchorfl.pipeline.storage.named_files import named_file
 from anchorfl.pipeline.storage.run_folder import lock_run, read_config
-from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
+from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, read_records, write_records
 from anchorfl.pipeline.terminal import Log, say
 from anchorfl.pipeline.tracking.mlflow_store import store_uri, sync_command
 from anchorfl.pipeline.tracking.mlflow_writer import send
@@ -70,7 +71,8 @@ class DiagnoseOptions:
 def diagnose(
     folder: Path, options: DiagnoseOptions, log: Log = say, places: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Analyze one run folder and write ``diagnosis/`` in it, in place of an older one; return what a person is told.
+    """Analyze one run folder and write ``diagnosis/`` in it; return the lines to print. Of an older one of the same
+    round the parts stay that are not measured now.
 
     places: as the user types them now, option -> value. Raises InputError where the folder holds no run, is in use,
     names places that this user has not named, or lacks what a part needs; the folder stays as it was.
@@ -90,8 +92,9 @@ def diagnose(
             shutil.rmtree(rest, ignore_errors=True)
         draft.mkdir()
         try:
+            kept = _kept(analysis, folder / FOLDER, options, draft, log)
             results = _measure(analysis, options, draft, log)
-            _write(analysis, results, options, draft)
+            _write(analysis, kept | results, options, draft)
             if (folder / FOLDER).exists():
                 (folder / FOLDER).rename(older)
             draft.rename(folder / FOLDER)
@@ -124,10 +127,41 @@ def _measure(analysis: Analysis, options: DiagnoseOptions, out: Path, log: Log) 
         chosen_classes(options.classes, analysis.class_names)  # a slip is to cost no minutes of other parts
     results = {}
     for name in (part for part in PARTS if part in options.parts):
-        began = time.perf_counter()
-        results[name] = measures[name]()
+        began, before = time.perf_counter(), set(out.iterdir())
+        found = measures[name]()
+        files = sorted(path.name for path in set(out.iterdir()) - before)
+        numbers = sorted({number for values in found.metrics.values() for number in values})
+        asked = {name: value for name, value in asdict(options).items() if name != "parts"}
+        results[name] = replace(found, facts=found.facts | {"files": files, "metrics": numbers, "options": asked})
         log(f"{analysis.folder}: {name} done in {time.perf_counter() - began:.1f} s")
     return results
+
+
+def _kept(analysis: Analysis, before: Path, options: DiagnoseOptions, out: Path, log: Log) -> dict[str, PartResult]:
+    """Copy the files of the parts that an earlier diagnosis of the same round has, and this one does not measure."""
+    try:
+        content = read_json(before / "diagnosis.json")
+    except InputError as error:
+        log(f"{error}; this diagnosis takes its place")
+        return {}
+    kept = dict[str, PartResult]()
+    parts = content.get("parts") if content.get("last") == analysis.last.round else None
+    for name, facts in parts.items() if isinstance(parts, dict) else ():
+        texts = [facts.get(each) for each in ("files", "metrics", "said")] if isinstance(facts, dict) else [None]
+        if name in options.parts or name not in PARTS or not all(isinstance(each, list) for each in texts):
+            continue  # measured anew; or by a version that did not say which files are whose
+        for file in facts["files"]:
+            if (path := named_file(before, file, before / "diagnosis.json")).is_dir():
+                shutil.copytree(path, out / file)
+            elif path.exists():
+                shutil.copy2(path, out)
+        metrics = {
+            record.round: {n: v for n in facts["metrics"] if (v := record.metrics.get(f"diagnosis/{n}")) is not None}
+            for record in read_records(before)[0]
+        }
+        rest = {fact: value for fact, value in facts.items() if fact != "said"}
+        kept[name] = PartResult(metrics, tuple(facts["said"]), rest)
+    return kept
 
 
 def _write(analysis: Analysis, results: dict[str, PartResult], options: DiagnoseOptions, out: Path) -> None:

@@ -77,11 +77,13 @@ COUNTED = {"sample_term": "sample term", "sample_term_both": "of both", "share":
 
 
 def sample_term(rows: int, dimension: int, clients: int, delta: float = DELTA) -> float:
-    """Return the theorem's sample term; infinite without rows. dimension: VC dimension, d."""
-    if rows == 0:
+    """Return the theorem's sample term; infinite for fewer rows than ``dimension``, the VC dimension d, for which its
+    logarithm bounds nothing.
+    """
+    if rows < dimension:
         return math.inf
     inner = dimension * math.log(2 * math.e * rows / dimension) + math.log(4 * clients / delta)
-    return math.sqrt(4 / rows * max(inner, 0.0))
+    return math.sqrt(4 / rows * inner)
 
 
 def theory(analysis: Analysis, out: Path, *, cap: int, log: Log) -> PartResult:

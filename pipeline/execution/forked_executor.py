@@ -239,8 +239,9 @@ class ForkedExecutor(InProcess):
     def _worker(self, slot: int) -> _Worker:
         """Return the worker of a slot, which is started where there is none."""
         if slot not in self.workers:
-            host, into, out = WorkerHost.of_process(), SharedMemory(), SharedMemory()
-            number, connection = host.fork([m.descriptor for m in (self.specification, self.shared, into, out)])
+            into, out = SharedMemory(), SharedMemory()
+            memory = [m.descriptor for m in (self.specification, self.shared, into, out)]
+            host, number, connection = WorkerHost.forked(memory)
             environment = os.environ | ({"CUDA_VISIBLE_DEVICES": self.gpus[slot]} if self.gpus[slot] else {})
             connection.send(OpenRequest(self.opened, os.getcwd(), sys.path, environment))
             self.workers[slot] = _Worker(host, number, connection, into, out)

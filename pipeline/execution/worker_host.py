@@ -60,10 +60,24 @@ class WorkerHost:
         OSError where the host is gone.
         """
         mine, theirs = socket.socketpair()
-        with theirs, self._lock:
+        with mine, theirs, self._lock:
             self._count = worker = self._count + 1
             socket.send_fds(self._socket, [MESSAGE.pack(FORK, worker)], [theirs.fileno(), *memory])
-        return worker, Connection(mine.detach())
+            return worker, Connection(mine.detach())
+
+    @classmethod
+    def forked(cls, memory: Sequence[int]) -> tuple[WorkerHost, int, Connection]:
+        """Return the host of this process and what its ``fork`` does; of a new host where it is gone, and nobody has
+        seen it yet.
+        """
+        host = cls.of_process()
+        try:
+            return host, *host.fork(memory)
+        except OSError:
+            host._process.kill()
+            host._process.wait()
+        host = cls.of_process()
+        return host, *host.fork(memory)
 
     def kill(self, worker: int) -> None:
         """End a worker, whatever it does."""

@@ -133,6 +133,8 @@ def check(framework: str, experiment: Experiment) -> None:
             f"evaluation.model_selection = {evaluation.model_selection!r}: the model is that of the last round: set it"
             " to 'last'",
         ),
+        (evaluation.save_state_every > 0, "evaluation.save_state_every: no states are kept: set it to 0"),
+        (bool(experiment.cluster.backup), "cluster.backup: nothing is copied: leave it out"),
         (evaluation.patience > 0, "evaluation.patience: it runs all rounds: set it to 0"),
         (federation.dp_noise > 0, "federation.dp_noise: every client would have the seed of the noise: set it to 0"),
         (experiment.task.client_test != "none", "task.client_test: clients are not scored: leave it out"),

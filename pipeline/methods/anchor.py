@@ -22,7 +22,7 @@ from anchorfl.pipeline.algorithm.control_variates import (
     control_after,
 )
 from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means
-from anchorfl.pipeline.algorithm.expected_labels import expectation, missing_share, possible
+from anchorfl.pipeline.algorithm.expected_labels import expectation, missing_share, possible, weight
 from anchorfl.pipeline.algorithm.generator_training import (
     CONDITION,
     GeneratorMethod,
@@ -62,9 +62,7 @@ class ExpectingTrainer(SyntheticTrainer[AnchorState, ControlUpdate], AgreeingTra
             missing = ctx.state.missing.to(logits_NC)
             self.odds_C = torch.where(ctx.card.identified_C, missing, torch.ones_like(missing))
             self.target_NC, self.open_NC = expectation(logits_NC, data, self.odds_C, ctx.objective)
-            # one label: a model that is sure would confirm itself; several: a label's two values, of C in the mean
-            sure_N1 = (1 - missing) * self.target_NC.square().sum(-1, keepdim=True)
-            self.weight_NC = self.expected * self.open_NC * (1 - sure_N1 if self.single else 2 / data.y_NC.shape[1])
+            self.weight_NC = self.expected * weight(self.target_NC, self.open_NC, data, missing, ctx.objective)
         self.correct_in_full(self.open_NC.any())
         count_C = ctx.card.count_C.to(data.y_NC) + (self.target_NC * self.open_NC).sum(0)
         self.prior_C = log_prior(count_C, method.gamma if self.single else 0.0).to(data.y_NC)
@@ -91,7 +89,8 @@ class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
     """
 
     name = "anchor"
-    revision = 5
+    revision = 6
+    single_label_revision = 5
     averaged = ("weights", "control")
 
     expected: float = 1.0
@@ -103,7 +102,7 @@ class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
     shares: bool = True
     """Single-label: what the classes' shares leave says how many labels are missing. False: none of identified ones."""
     control_variates: bool = True
-    """Single-label: control variates, which travel, correct the encoder's gradients; False: weights alone travel."""
+    """Control variates, which travel, correct the encoder's gradients; False: weights alone travel."""
     synthetic_per_batch: int = 0
     """Single-label, images: images of a generator, which the server trains, that join a mini-batch; 0: no generator."""
     generator_every: int = 5
@@ -132,8 +131,8 @@ class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
         return not (self.control_variates or self.generates or self.shares)
 
     def begin(self, ctx: ServerContext) -> AnchorState:
-        controlled = self.control_variates and ctx.objective.kind == "single"  # not the head, which is balanced
-        control = {n: torch.zeros_like(p) for n, p in ctx.model.encoder.named_parameters("encoder") if controlled}
+        encoder = ctx.model.encoder.named_parameters("encoder")  # not the head, which is balanced
+        control = {n: torch.zeros_like(p) for n, p in encoder if self.control_variates}
         missing = missing_share(ctx.cards) if self.shares else torch.zeros(())
         state = AnchorState(weights_of(ctx.model), control, missing)
         return ImagesState(**vars(state), **first_fields(ctx, CONDITION, True)) if self.generates else state

@@ -324,11 +324,11 @@ def notes_of(groups: Sequence[Group]) -> tuple[str, ...]:
         twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
         if twice:
             notes.append(f"Note: {group.label} holds seed {', '.join(twice)} more than once; its sd is too small.")
-        longest = max(run.records[-1].round for run in group.runs)
+        ends = [run.records[-1].round if run.records else 0 for run in group.runs]
         notes += [
-            f"Note: {run.name} stops at round {run.records[-1].round}, others of its group at {longest}."
-            for run in group.runs
-            if run.records[-1].round < longest
+            f"Note: {run.name} stops at round {end}, others of its group at {max(ends)}."
+            for run, end in zip(group.runs, ends, strict=True)
+            if end < max(ends)
         ]
     return tuple(notes)
 

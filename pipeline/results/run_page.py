@@ -42,6 +42,8 @@ CELLS, CLASSES, CLIENTS = 20_000, 100, 100
 """Cells of a partition, classes of a confusion matrix, clients with scores, that are drawn at most."""
 LONGEST = 120
 """Characters of an option's value that are shown, at most."""
+NUMBERS = 30
+"""Rounds with a fault that are listed, at most."""
 BAND = "; band: lowest to highest run"
 
 
@@ -256,7 +258,7 @@ def _classes(runs: Sequence[_Shown], groups: Sequence[Group]) -> Iterator[str]:
         own = [run for run in runs if run.summary.task == task]
         columns = {}
         for number, group in enumerate(groups):
-            scores = [last_class_scores(run.records) for run in group.runs if run.task == task]
+            scores = [last_class_scores(run.records, run.result.get("round")) for run in group.runs if run.task == task]
             for name in (f"{split}/f1" for split in SPLITS):
                 if scores and all(name in found for found in scores):
                     mark = f"{_mark(number)}: " if len(groups) > 1 else ""
@@ -273,7 +275,10 @@ def _classes(runs: Sequence[_Shown], groups: Sequence[Group]) -> Iterator[str]:
             for name in sorted(names, key=lambda name: clients[name])
         ]
         mean = ", mean over runs" if len(own) > 1 else ""
-        caption = f"{task}: F1 of each class in percent, last scored round; clients: that identify the class{mean}"
+        caption = (
+            f"{task}: F1 of each class in percent, selected round, or the last so far; clients: that identify the class"
+            f"{mean}"
+        )
         yield f"<figure>{parts.bars(caption, ['class', 'clients', *columns], rows)}</figure>"
         for why in dict.fromkeys(run.data for run in own if isinstance(run.data, str)):
             yield f'<p class="note">{parts.text(why)}</p>'
@@ -313,7 +318,8 @@ def _client_bar(score: ClientScore, measure: str) -> tuple[float, str]:
 
 def _mark(number: int) -> str:
     """Return the letter of a group of runs, in the curves and at the head of its columns."""
-    return chr(ord("a") + number % 26)
+    more, last = divmod(number, 26)
+    return (_mark(more - 1) if more else "") + chr(ord("a") + last)
 
 
 def _bar(scores: Sequence[float]) -> tuple[float, str]:
@@ -372,13 +378,19 @@ def _faults(run: _Shown) -> Iterator[str]:
     names = dict.fromkeys(name for r in run.summary.records for name in r.metrics if name.startswith("failures/"))
     rows = [
         [name.removeprefix("failures/").replace("_", " "), f"{run.total(name):g}",
-         ", ".join(str(r.round) for r in run.summary.records if r.metrics.get(name))[:LONGEST] or "-"]
+         _numbers([r.round for r in run.summary.records if r.metrics.get(name)])]
         for name in names
     ]  # fmt: skip
     if not any(run.total(name) for name in names):
         yield "<p>No client was dropped, none was tried again, and the server never started anew.</p>"
         return
     yield parts.table("Faults by kind, over all rounds", ["kind", "number", "in rounds"], rows, words=1)
+
+
+def _numbers(rounds: Sequence[int]) -> str:
+    """Return numbers with commas between, and how many more there are."""
+    shown = ", ".join(map(str, rounds[:NUMBERS])) or "-"
+    return f"{shown} and {len(rounds) - NUMBERS} more" if len(rounds) > NUMBERS else shown
 
 
 def _costs(run: _Shown) -> Iterator[str]:

@@ -101,14 +101,15 @@ class Run:
         return table[metric].dropna()
 
     def per_class(self) -> pd.DataFrame:
-        """Return the last scores of every class, with the number of clients that identify it, fewest first.
+        """Return the scores of every class, of the selected round or the last so far, with the number of clients that
+        identify it, fewest first.
 
         Columns: ``clients``, then ``test/f1``, ``validation/f1`` and others that the run has. Errors: InputError
         where it has none, as rankings of more than 1,000 classes have not.
         """
         import pandas as pd
 
-        columns = last_class_scores(self._records())
+        columns = last_class_scores(self._records(), read_result(self.folder).get("round"))
         if not columns:
             raise InputError(f"{self.folder}: its rounds have no scores by class")
         table = pd.DataFrame(dict(sorted(columns.items())))
@@ -214,9 +215,12 @@ class Run:
         return data
 
 
-def last_class_scores(records: Sequence[RoundRecord]) -> dict[str, dict[str, float]]:
-    """Return the last scores of every class that rounds have: metric -> class name -> score."""
+def last_class_scores(records: Sequence[RoundRecord], selected: int | None) -> dict[str, dict[str, float]]:
+    """Return the scores of every class: metric -> class name -> score. selected: the round that a run ended with; None,
+    or one without such scores: the last that rounds have.
+    """
     scores: dict[str, dict[str, float]] = {}
+    records = [r for r in records if r.round == selected and r.per_class] or records
     for record in records:
         scores |= record.per_class
     return scores

@@ -63,7 +63,7 @@ from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
 from anchorfl.pipeline.tracking.other_trackers import find_trackers, open_others
 from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
 from anchorfl.pipeline.training.run_spec import RunSpec
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.metrics.scores import FAMILIES
 from anchorfl.tasks.plugins import check_as_imported
 
@@ -93,6 +93,8 @@ def run(
     actors of the run before hold. callbacks: as ``callbacks.py`` has them; CallbackError where one fails. quiet: print
     no line per round.
     """
+    if has_controls(folder.name):
+        raise InputError(f"run folder {folder.name!r}: holds control characters; give another --output")
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     find_trackers(experiment.tracking.trackers)
     for plugin in plugins_of(experiment).values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,14 @@ TRIAL_STATUS = "trial_status"
 
 
 def key(name: str) -> str:
-    """Return a name as MLflow accepts it; of a long one head and end, and a digest of the whole between them."""
+    """Return a name as MLflow accepts it. One that is no path, or has other characters, ends in a digest, as two might
+    become the same; a long one has head and end, and the digest between them.
+    """
     plain = re.sub(r"[^\w./: -]", "_", name)
+    if plain != posixpath.normpath(plain) or plain.startswith((".", "/")):
+        plain = re.sub(r"^[./]+|(?<=/)[./]+|[./]+$", "_", plain)
+    if plain != name:
+        plain = f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     if len(plain) <= KEY_LENGTH:
         return plain
     middle, end = f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}_", plain[-60:]
@@ -51,6 +58,13 @@ def metrics(record: RoundRecord) -> list[Any]:
         finite[SCORE] = finite[name]
     when = int(record.time * 1000)
     return [Metric(key(name), value, when, record.round) for name, value in (finite | {ROUND_COMPLETE: 1.0}).items()]
+
+
+def at_step(metric: Any, step: int) -> Any:
+    """Return a metric with another step: MLflow's lists show the value of the last one."""
+    from mlflow.entities import Metric
+
+    return Metric(metric.key, metric.value, metric.timestamp, step)
 
 
 def params(metadata: dict[str, Any]) -> dict[str, str]:

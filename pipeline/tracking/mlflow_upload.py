@@ -16,7 +16,13 @@ from typing import Any, NotRequired, TypedDict
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.atomic_files import read_json, write_json
 from anchorfl.pipeline.storage.named_files import named_files
-from anchorfl.pipeline.storage.run_record import RoundRecord, read_metadata, read_records, with_final_scores
+from anchorfl.pipeline.storage.run_record import (
+    FINAL_SCORES,
+    RoundRecord,
+    read_metadata,
+    read_records,
+    with_final_scores,
+)
 from anchorfl.pipeline.tracking import mlflow_entities, mlflow_store
 from anchorfl.pipeline.tracking.mlflow_entities import (
     KEY_LENGTH,
@@ -25,6 +31,7 @@ from anchorfl.pipeline.tracking.mlflow_entities import (
     PARENT_TAG,
     ROUND_COMPLETE,
     RUN_TAG,
+    SCORE,
     TRIAL_STATUS,
 )
 from anchorfl.pipeline.tracking.mlflow_model import send_model
@@ -128,6 +135,8 @@ class MlflowUploader:
         """
         records = read_records(path)[0] if path.is_dir() else []
         rows = [row for record in records for row in mlflow_entities.metrics(record) if row.key != ROUND_COMPLETE]
+        if path.name == FINAL_SCORES and (rounds := read_records(self.folder)[0]):
+            rows = [mlflow_entities.at_step(row, rounds[-1].round) if row.key == SCORE else row for row in rows]
         logged: dict[tuple[str, int], float] = {}
         for key in {row.key for row in rows}:
             history = self._client.get_metric_history(self.run_id, key)

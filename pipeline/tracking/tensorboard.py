@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status
+from anchorfl.pipeline.storage.run_record import FINAL_SCORES, RoundRecord, RunInfo, Status, read_records
 
 
 class TensorBoard:
@@ -34,7 +34,9 @@ class TensorBoard:
         self.writer.flush()
 
     def artifact(self, path: Path) -> None:
-        """Leave files where they are: TensorBoard has no place for them."""
+        """Write what was measured of a round after the last one; leave other files where they are."""
+        for record in read_records(path)[0] if path.name == FINAL_SCORES else ():
+            self.round(record)
 
     def end(self, status: Status) -> None:
         """Close the files."""

@@ -13,7 +13,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb reads it when i
 import wandb
 
 from anchorfl.pipeline.config.redaction import redact
-from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata
+from anchorfl.pipeline.storage.run_record import FINAL_SCORES, RoundRecord, RunInfo, Status, read_metadata, read_records
 
 
 class WeightsAndBiases:
@@ -47,13 +47,21 @@ class WeightsAndBiases:
 
     def round(self, record: RoundRecord) -> None:
         """Log a round's metrics, and its scores by class as ``test/f1/<class>``; the step is the round."""
-        scores = {f"{name}/{c}": value for name, values in record.per_class.items() for c, value in values.items()}
-        finite = {name: value for name, value in (record.metrics | scores).items() if math.isfinite(value)}
-        self.run.log(finite, step=record.round, commit=True)
+        self.run.log(_finite(record), step=record.round, commit=True)
 
     def artifact(self, path: Path) -> None:
-        """Leave files where they are: the run folder has them."""
+        """Put what was measured of a round after the last one into the summary, as steps only grow; leave other files
+        where they are: the run folder has them.
+        """
+        for record in read_records(path)[0] if path.name == FINAL_SCORES else ():
+            self.run.summary.update(_finite(record))
 
     def end(self, status: Status) -> None:
         """Close the run; where it is online, wait until all is sent."""
         self.run.finish(exit_code=0 if status == "FINISHED" else 1)
+
+
+def _finite(record: RoundRecord) -> dict[str, float]:
+    """Return a round's metrics, and its scores by class as ``test/f1/<class>``, that are finite."""
+    scores = {f"{name}/{c}": value for name, values in record.per_class.items() for c, value in values.items()}
+    return {name: value for name, value in (record.metrics | scores).items() if math.isfinite(value)}

@@ -29,6 +29,8 @@ SCHEMES: Mapping[str, Mapping[str, str]] = {
     "file": {},
 }
 """Known schemes, and their parameters unless the user's address says otherwise."""
+KEY = re.compile(r"([^/:?#]+://)([^/?#]*:[^?#]*@|[^/?#]*@)")
+"""A scheme, and the key before the bucket; a secret may hold slashes."""
 READS = 10
 """A file that another machine replaces meanwhile is read so many times."""
 DRAFT = ".tmp"
@@ -59,10 +61,10 @@ def is_remote(location: str | os.PathLike[str]) -> bool:
 def check_location(location: str, option: str) -> None:
     """Raise InputError where ``option`` holds no location: an unknown scheme, no bucket, a relative path, a key."""
     url = urlsplit(location)
-    if "@" in url.netloc and url.netloc.partition("@")[0] != "anonymous":
+    if (key := KEY.match(location)) and key[2] != "anonymous@":
         raise InputError(
             f"{option} holds a key, which would stand in config.json and in every record: leave keys to the"
-            f" environment (AWS_PROFILE, AWS_ACCESS_KEY_ID) and give {url.scheme}://{url.netloc.rpartition('@')[2]}..."
+            f" environment (AWS_PROFILE, AWS_ACCESS_KEY_ID) and give {shown(location)}"
         )
     if not is_remote(location):
         if not os.path.isabs(location):
@@ -94,10 +96,7 @@ def last_name(location: str) -> str:
 
 def shown(location: str) -> str:
     """Return a location as it may be printed: without a key."""
-    if not is_remote(location):
-        return location
-    url = urlsplit(location)
-    return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+    return KEY.sub(r"\1", location)
 
 
 def read_bytes(location: str) -> bytes:

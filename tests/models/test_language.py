@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -15,10 +16,10 @@ import torch
 
 from anchorfl.models import language
 from anchorfl.models.errors import NamesError
-from anchorfl.models.language import from_language_model
+from anchorfl.models.language import encode_names, from_language_model
 from anchorfl.models.text_encoders import mean_states
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
-from tests.tiny_bert import WORDS, never, states, without_library
+from tests.tiny_bert import WORDS, never, states, transformers_or_skip, without_library
 
 NAMES = ("lying_down", "sitting", "of")
 PROMPTS = ("{name}", "a photo of {name}.")
@@ -125,6 +126,27 @@ def test_without_the_extra_it_is_named(monkeypatch):
         from_language_model(NAMES, model="any", cache=None)
 
 
+def test_a_name_whose_vector_is_zero_is_named():
+    def encode(texts):
+        return torch.tensor([[float(text != "0"), 0.0] for text in texts])
+
+    assert [v.tolist() for v in encode_names(encode, ["a", "b"], ["{name}"], "m")] == [[[1.0, 0.0]]] * 2
+    with pytest.raises(NamesError, match=r"m: the vector of class '0' is zero; write its name otherwise"):
+        encode_names(encode, ["a", "0"], ["{name}"], "m")
+
+
+def test_a_tokenizer_with_more_words_than_the_network_is_named(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "more")
+    vocabulary = (copy / "vocab.txt").read_text()
+    transformers_or_skip()
+    from transformers import BertTokenizerFast
+
+    (copy / "vocab.txt").write_text(f"{vocabulary}\nwalking")
+    BertTokenizerFast(str(copy / "vocab.txt")).save_pretrained(copy)
+    with pytest.raises(NamesError, match="its tokenizer has words that its network lacks; get its files again"):
+        from_language_model(("walking",), model=str(copy), cache=None)
+
+
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match=r"class_embeddings\.width = 0: must be at least 1"):
         ClassEmbeddingOptions(width=0)
@@ -137,6 +159,11 @@ def test_bad_options_are_named():
         ClassEmbeddingOptions(init="language_model")
     with pytest.raises(ValueError, match=r"class_embeddings\.prompts: 'a photo' has no \{name\}: write it where"):
         ClassEmbeddingOptions(prompts="{name}|a photo")
+    for prompts in ("", "a {name} | "):
+        with pytest.raises(ValueError, match=r"class_embeddings\.prompts: '' has no \{name\}"):
+            ClassEmbeddingOptions(prompts=prompts)
+    with pytest.raises(NamesError, match=r"prompt '' has no \{name\}"):
+        from_language_model(NAMES, model="any", prompts=("",), cache=None)
     assert ClassEmbeddingOptions(prompts="a {name} | {name}").templates == ("a {name}", "{name}")
     with pytest.raises(NamesError, match=r"prompt 'photo' has no \{name\}"):
         from_language_model(NAMES, model="any", prompts=("photo",), cache=None)

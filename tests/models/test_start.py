@@ -37,6 +37,15 @@ def test_a_saved_encoder_or_classifier_comes_back_bit_for_bit(norm, tmp_path):
         assert same(got.head, made(seed=6).head)  # what is drawn after the encoder is drawn as without a file
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("net.parametrizations.weight.original", "adapters"), ("encoders.0.weight", "several encoders")],
+)
+def test_weights_of_other_forms_are_said(name, what):
+    with pytest.raises(StartError, match=rf"f: weights of a network with {what}.*, which start no other"):
+        start_from(nn.Linear(1, 1), {name: torch.ones(1)}, "f")
+
+
 @pytest.mark.parametrize("parts", [("proj", "encoder"), ("encoder",)], ids="+".join)
 def test_a_network_with_a_part_called_encoder_starts_from_its_own_file(parts, tmp_path):
     """That prefix is a classifier's only where all tensors are below it, or the head's."""

@@ -6,9 +6,12 @@ import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+import pytest
+
 from anchorfl.pipeline.config.experiment import EPOCH, Experiment, digest
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.tasks.options import TaskOptions
 
 HELD = Path(__file__).parent / "defaults.json"
 
@@ -48,6 +51,18 @@ def test_a_higher_revision_of_a_method_is_another_experiment(monkeypatch):
     before = digest(e)
     monkeypatch.setattr(FedAvg, "revision", 2)
     assert digest(e) != before
+
+
+@pytest.mark.parametrize(
+    ("task", "differs"),
+    [(TaskOptions(name="r8"), False), (TaskOptions(name="scene"), True), (TaskOptions(file="own.csv"), True)],
+)
+def test_a_revision_of_several_labels_alone_leaves_experiments_with_one_as_they_are(monkeypatch, task, differs):
+    e = Experiment(method=FedAvg(), task=task)
+    before = digest(e)
+    monkeypatch.setattr(FedAvg, "revision", 2)
+    monkeypatch.setattr(FedAvg, "single_label_revision", 1)
+    assert (digest(e) != before) == differs
 
 
 if __name__ == "__main__":

@@ -65,5 +65,5 @@ from anchorfl.pipeline.cli.main import main
 print(main(['run', 'digits/fedavg', '--cluster.address', 'auto', {SMALL}]))
 """
     done = python(code, tmp_path)
-    assert "cluster.address = 'auto': no Ray cluster answers there" in done.stderr
+    assert "cluster.address = 'auto': no Ray cluster that can be used answers there" in done.stderr
     assert done.stdout.rstrip().endswith("2")

@@ -14,7 +14,7 @@ from tests.ray import namespaces
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
-SWEEP = "anchorfl sweep r8-8/fedalign --trials 40"
+SWEEP = "anchorfl sweep digits/fedalign --trials 40"
 SMALL = (
     "anchorfl sweep digits/fedalign --trials 2 --scheduler none --seeds 1 --finals 1"
     " --federation.rounds 2 --federation.epochs 1 --task.validation 0.2 --tracking.uri none"

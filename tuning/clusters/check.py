@@ -27,6 +27,8 @@ from anchorfl.tuning.clusters.schema import against_ec2, against_schema
 
 PROVIDERS = ("aws", "gcp", "azure", "local")
 STORES = ("s3://", "gs://")
+LEAST_SHARE = 1e-4
+"""Ray counts shares of a GPU in steps of this."""
 MOST_VALUES = 10_000
 """Values of a cluster file, its aliases written out."""
 
@@ -106,8 +108,8 @@ class Flaw(Exception):
 
 def _demand(options: argparse.Namespace) -> Demand:
     share, per_actor = options.client_gpus, options.clients_per_actor
-    if share is not None and not 0 <= share <= 1:
-        raise InputError(f"--client-gpus {share:g}: give a share of one GPU, from 0 to 1")
+    if share is not None and not (share == 0 or LEAST_SHARE <= share <= 1):
+        raise InputError(f"--client-gpus {share:g}: give a share of one GPU, 0 or from {LEAST_SHARE:g} to 1")
     if per_actor is not None and (per_actor < 0 or not options.preset):
         raise InputError(
             "--clients-per-actor: give a number from 0, and --preset, which says how many clients there are"
@@ -176,6 +178,7 @@ def _bounded(raw: Any) -> bool:
 
 def _complete(raw: Config) -> Config:
     """Return the file with Ray's defaults filled in."""
+    from click import ClickException
     from ray.autoscaler._private.util import prepare_config
 
     kind = raw["provider"]["type"]
@@ -185,6 +188,8 @@ def _complete(raw: Config) -> Config:
         raise Flaw(Fault("provider.type", f"{kind!r} is unknown", hint))
     try:
         config: Config = prepare_config(copy.deepcopy(raw))
+    except ClickException as error:
+        raise Flaw(Fault("provider", " ".join(error.message.split()), "add what is missing")) from error
     except (AssertionError, ValueError, KeyError) as error:
         raise Flaw(
             Fault("docker" if "container" in str(error) else "the file", str(error), "add what is missing")
@@ -220,6 +225,7 @@ def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Itera
         )
     for local in config["file_mounts"].values():
         path = mounted(local, options.file.absolute().parent)
+        assert path is not None, "rules.code lets none pass"
         if not path.exists():
             hint = (
                 ": '(umask 077; ray get-auth-token --generate > /dev/null)' makes it" if "auth_token" in local else ""

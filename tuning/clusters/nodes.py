@@ -99,8 +99,11 @@ def option_values(words: list[str], *names: str) -> list[str]:
     return after + [w.partition("=")[2] for w in words if w.partition("=")[0] in names and "=" in w]
 
 
-def mounted(local: str, folder: Path) -> Path:
-    """Return the file or folder of this machine that a file mount names. folder: in which ``ray up`` is typed, as Ray
-    resolves ``~`` alone.
+def mounted(local: str, folder: Path) -> Path | None:
+    """Return the file or folder of this machine that a file mount names; None where it can name none. folder: in which
+    ``ray up`` is typed, as Ray resolves ``~`` alone.
     """
-    return (folder / Path(os.path.expandvars(local)).expanduser()).resolve()
+    try:
+        return (folder / Path(os.path.expandvars(local)).expanduser()).resolve()
+    except (RuntimeError, ValueError, OSError):  # ~nobody/..., NUL, links in a circle
+        return None

@@ -139,6 +139,9 @@ def code(config: Config, folder: Path) -> Iterator[Fault]:
     commands = " ".join(str(command) for key in SETUPS for command in config.get(key) or ())
     for remote, local in config["file_mounts"].items():
         path = mounted(local, folder)
+        if path is None:
+            yield Fault(f"file_mounts.{remote}", f"{local!r} can be no place on this machine", "correct it")
+            continue
         for lock in dict.fromkeys(re.findall(rf"{re.escape(remote.rstrip('/'))}/(\S*\b{re.escape(LOCK)})", commands)):
             if not (path / lock).is_file():
                 what = f"{local} is {path}, which has no {lock}, and the nodes install it"

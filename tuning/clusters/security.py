@@ -46,8 +46,11 @@ def _authentication(config: Config, name: str) -> dict[str, str]:
     """Return the variables about the token that ``ray start`` sees on a node of this type."""
     starts = config[f"{'head' if name == config['head_node_type'] else 'worker'}_start_ray_commands"]
     pairs = option_values(run_options(config, name), "-e", "--env")
-    for command in starts:
-        pairs += re.findall(r"\bRAY_AUTH_\w+=[^\s;]+", command)
+    for command in starts:  # Ray runs each in a shell of its own
+        before, found, _ = command.partition("ray start")
+        *earlier, own = re.split(r"[;&|\n]+", before)
+        exported = [text for text in earlier if text.split()[:1] == ["export"]]
+        pairs += re.findall(r"\bRAY_AUTH_\w+=[^\s;]+", " ".join([*exported, own])) if found else []
     return {k: v for k, _, v in (pair.partition("=") for pair in pairs) if k.startswith("RAY_AUTH_")}
 
 
@@ -63,7 +66,12 @@ def open_ports(config: Config) -> Iterator[Fault]:
             what = f"{match[0]} serves something to everybody who reaches the node"
             yield Fault(key, what, "serve it on 127.0.0.1, and reach it with 'ray attach --port-forward'")
     for i, rule in enumerate(config["provider"].get("security_group", {}).get("IpPermissions", [])):
-        outside = [r.get("CidrIp") or r.get("CidrIpv6") for r in rule.get("IpRanges", []) + rule.get("Ipv6Ranges", [])]
+        ranges = [*rule.get("IpRanges", []), *rule.get("Ipv6Ranges", [])]
+        if odd := next((r for r in ranges if not isinstance(r, dict)), None):
+            where = f"provider.security_group.IpPermissions[{i}]"
+            yield Fault(where, f"{odd!r} is no range", "write {CidrIp: ...} or {CidrIpv6: ...}")
+            continue
+        outside = [r.get("CidrIp") or r.get("CidrIpv6") for r in ranges]
         outside += ["a prefix list" for _ in rule.get("PrefixListIds", [])]
         outside += ["another group" for _ in rule.get("UserIdGroupPairs") or []]
         everything = str(rule.get("IpProtocol", "")) == "-1"  # EC2 then takes no notice of the ports
@@ -88,9 +96,11 @@ def secrets(config: Config, folder: Path) -> Iterator[Fault]:
         else:
             continue
         yield Fault(path, f"{what} stands in the file, and from there goes into git", hint)
-    private = [Path(path).expanduser() for path in PRIVATE]
+    private = [Path(path).expanduser().resolve() for path in PRIVATE]
     for remote, local in config["file_mounts"].items():
         own = mounted(local, folder)
+        if own is None:
+            continue  # ``rules.code`` says so
         if any(own.is_relative_to(p) or p.is_relative_to(own) for p in private):
             here = "" if Path(local).is_absolute() or local[0] in "~$" else f", {own},"
             what = f"{local}{here} goes to every node, where all who run code can read it"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ipaddress
+import json
 import os
 import shlex
 import time
@@ -113,6 +114,8 @@ def entrypoint(what: str, rest: list[str], *, upload: bool) -> str:
     flags = {word.partition("=")[0].replace("_", "-") for word in rest}
     if option in flags:
         raise InputError(f"submit: leave {option} out; the job joins the cluster that runs it")
+    if "--address" in flags:
+        raise InputError(f"submit: --address goes before {what}: anchorfl submit --address URL {what} ...")
     resumed = what == "resume" or (what == "sweep" and "--resume" in flags)
     joined = [] if resumed else [option, "auto"]
     if what == "data" and "--cluster.executor" not in flags:
@@ -158,6 +161,8 @@ def runtime_env(checkout: Path) -> dict[str, Any]:
 def resolve_address(address: str) -> str:
     """Return the dashboard's URL: ``address``, else the environment's, else loopback. InputError: it is no URL."""
     address = (address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT).rstrip("/")
+    if "@" in urlsplit(address).netloc:
+        raise InputError(f"--address {redact(address)}: leave user and password out; Ray takes the token alone")
     if not address.startswith(("http://", "https://")):
         raise InputError(f"--address {address}: give the URL of Ray's dashboard, as {DEFAULT}")
     return address
@@ -186,17 +191,21 @@ def _connect(address: str) -> Any:
 def _probe(address: str) -> None:
     """Raise InputError where nothing answers: Ray's own client would wait as long as the network lets it."""
     try:
-        with urllib.request.urlopen(f"{address}/api/version", timeout=PROBE_SECONDS):
-            return
+        with urllib.request.urlopen(f"{address}/api/version", timeout=PROBE_SECONDS) as answer:
+            version = json.loads(answer.read(1 << 16))
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):  # it wants a token, which Ray's client knows how to send
             return
         raise InputError(f"--address {address}: what answers there is not Ray's dashboard ({error})") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"--address {address}: what answers there is not Ray's dashboard (no JSON)") from error
     except (OSError, ValueError) as error:
         raise InputError(
             f"--address {address}: no Ray dashboard answers there ({getattr(error, 'reason', error)}); start a cluster"
             " with 'ray start --head', or reach one with 'ray dashboard cluster.yaml'"
         ) from error
+    if not (isinstance(version, dict) and isinstance(version.get("ray_version"), str)):
+        raise InputError(f"--address {address}: what answers there is not Ray's dashboard (no version of Ray)")
 
 
 def _use_token(address: str) -> None:

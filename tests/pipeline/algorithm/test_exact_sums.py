@@ -235,6 +235,17 @@ def test_a_mean_without_weight_is_left_out():
     assert sums.message()["sums"]["theta"]["values"] == {}
 
 
+def test_the_order_in_which_a_client_has_its_tensors_is_nothing():
+    one = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([10.0, 20.0, 30.0])}
+    other = {"b": torch.tensor([0.0, 4.0, 8.0]), "a": torch.tensor([3.0, 6.0])}
+    each = [Contribution({"w": Term(values, 1)}) for values in (one, other)]
+    sums, first, second = (summed(each, order, grid(2)) for order in (range(2), [0], [1]))
+    first.add_message(second.message(), grid(2))
+    for means in (sums.means([], grid(2)), first.means([], grid(2)), means_of(list(enumerate(each)), mean_of)):
+        assert means["w"]["a"].tolist() == [2.0, 4.0]
+        assert means["w"]["b"].tolist() == [5.0, 12.0, 19.0]
+
+
 def test_tensors_of_another_shape_are_an_error():
     sums = summed([Contribution({"w": Term({"a": torch.ones(2)}, 1)})], [0], grid(1))
     with pytest.raises(ValueError, match=r"no mean of w: \{'a': torch.Size\(\[3\]\)\} after"):

@@ -105,3 +105,15 @@ def test_pages_and_warnings_are_escaped(tmp_path, capsys, evil):
         warnings.showwarning = _say_warning
         warnings.warn(f"Glyph missing: {evil}", stacklevel=1)
     assert plain(capsys).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--tracking.run_name", "a\tb"), ("--tracking.experiment", "x\u200f"), ("--output", "a\tb")]
+)
+def test_in_the_names_of_a_run_they_are_refused_before_it_trains(tmp_path, monkeypatch, capsys, option, value):
+    """Its record could not be read again."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "digits/fedavg", "--tracking.uri", "none", option, value]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "holds control characters" in line
+    assert not list(tmp_path.iterdir())

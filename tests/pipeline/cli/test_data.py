@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from unittest.mock import Mock
 
 import pytest
+import ray
 
 from anchorfl.pipeline.cli.main import main
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -89,6 +91,12 @@ def test_another_form_of_the_files_is_told(here, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "pbc                 missing" in shown
     assert "found in another form: --task.variant npz28" in shown
+
+
+def test_who_names_a_cluster_prepares_on_it(here, capsys, monkeypatch):
+    monkeypatch.setattr(ray, "init", Mock(side_effect=ConnectionError("nobody there")))
+    assert main(["data", "prepare", "digits", "--cluster.address", "127.0.0.1:9"]) == 2
+    assert "cluster.address = '127.0.0.1:9': no Ray cluster that can be used answers" in capsys.readouterr().err
 
 
 def test_a_preset_is_prepared_for_its_run(here, capsys):

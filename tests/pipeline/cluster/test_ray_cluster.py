@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import ray
+from ray.exceptions import AuthenticationError
 
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.cluster import ClusterOptions
@@ -21,6 +22,15 @@ class Cycle:
 
     def __init__(self):
         self.itself = self
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("a\nb"), ValueError("a\nb"), RuntimeError("a\nb"), AuthenticationError("a\nb")]
+)
+def test_an_address_where_ray_cannot_connect_is_one_line(monkeypatch, error):
+    monkeypatch.setattr(ray, "init", Mock(side_effect=error))
+    with pytest.raises(InputError, match=r"\Acluster.address = 'foo:bar': no Ray cluster .* \(a\); give 'auto'"):
+        ray_cluster.start(ClusterOptions(address="foo:bar"))
 
 
 @pytest.mark.parametrize("automatic", [True, False], ids=["collector on", "collector off"])

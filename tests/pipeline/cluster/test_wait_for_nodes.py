@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import ray
@@ -46,6 +47,10 @@ def test_the_options_are_checked():
         ClusterOptions(wait_for_gpus=1)
     with pytest.raises(ValueError, match=r"cluster.wait_minutes = -1"):
         ClusterOptions(wait_minutes=-1)
+    for name in ("wait_minutes", "client_cpus", "client_cache_mb", "client_gpus", "server_gpus"):
+        for value in (math.nan, math.inf):
+            with pytest.raises(ValueError, match=f"cluster.*{name}"):
+                ClusterOptions(**{name: value})
 
 
 @pytest.mark.parametrize(("free", "line"), [(4.0, ""), (1.5, "others use 2.5 of the cluster's 4 CPUs")])

@@ -61,6 +61,8 @@ def test_an_option_that_works_is_taken():
         {"federation.aggregation": "trimmed_mean", "federation.trim_fraction": 0.3, "federation.quorum": 1.0},
     ):
         check_idle(words, [with_options(before, words)])
+    guided = {"model.network": "resnet8", "model.dropout": 0.1}  # the head has it
+    check_idle(guided, [with_options(read_preset("suite-scene-masks-2/fedlgt"), guided)])
     of_names = {"init": "language_model", "encoder": "m", "normalize": False}
     of_names = {f"class_embeddings.{name}": value for name, value in of_names.items()}
     check_idle(of_names, [with_options(read_preset("digits/fedalign"), of_names)])

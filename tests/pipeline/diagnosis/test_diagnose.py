@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -258,6 +259,25 @@ def test_a_dead_store_loses_nothing(run_of, monkeypatch):
     lines = diagnose(folder, dataclasses.replace(QUICK, parts=("agreement",)), quiet)
     assert lines[-1].endswith(f"send it later with: anchorfl sync {folder} --uri http://x")
     assert (folder / "diagnosis/agreement.csv").exists()
+
+
+def test_parts_that_are_not_measured_again_stay(run_of):
+    folder = run_of("fedavg")
+    shutil.rmtree(folder / "diagnosis", ignore_errors=True)
+    for parts in (("confusion", "embeddings"), ("theory",), ("confusion",)):
+        diagnose(folder, DiagnoseOptions(parts=parts, cap=50), quiet)
+    content = json.loads((folder / "diagnosis/diagnosis.json").read_text())
+    assert set(content["parts"]) == {"confusion", "embeddings", "theory"}
+    assert (folder / "diagnosis/theory.csv").exists()
+    measured = read_records(folder / "diagnosis")[0][-1].metrics
+    assert {f"diagnosis/{name}" for name in content["parts"]["theory"]["metrics"]} <= measured.keys()
+    lines = []
+    for damaged in ("{", '{"parts": [], "last": 4}', json.dumps(content | {"parts": {"theory": 1, "embeddings": {}}})):
+        (folder / "diagnosis/diagnosis.json").write_text(damaged)
+        diagnose(folder, DiagnoseOptions(parts=("confusion",)), lines.append)
+        assert set(json.loads((folder / "diagnosis/diagnosis.json").read_text())["parts"]) == {"confusion"}
+    assert sum("this diagnosis takes its place" in line for line in lines) == 1
+    shutil.rmtree(folder / "diagnosis")
 
 
 def test_the_command(run_of, capsys):

@@ -13,11 +13,12 @@ from matplotlib.text import Text
 from PIL import Image
 
 from anchorfl.models.heads import LabelHead
-from anchorfl.pipeline.diagnosis import figures
-from anchorfl.pipeline.diagnosis.agreement import agreement_of, embed, select_rows
+from anchorfl.pipeline.diagnosis import figures, truth
+from anchorfl.pipeline.diagnosis.agreement import _summarize, agreement_of, embed, select_rows
+from anchorfl.pipeline.diagnosis.analysis import open_analysis
 from anchorfl.pipeline.diagnosis.clients import check_clients, farthest
 from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
-from anchorfl.pipeline.diagnosis.divergence import contrasts, proxy_a_distance
+from anchorfl.pipeline.diagnosis.divergence import Contrast, _write, contrasts, proxy_a_distance
 from anchorfl.pipeline.diagnosis.embeddings import (
     chosen_classes,
     cosines,
@@ -371,3 +372,28 @@ def test_pairs_that_are_unknown_are_drawn_apart_from_those_that_are_0(tmp_path):
             pixels.append(np.asarray(picture.convert("L").resize((800, 400))))
     for one, other in itertools.combinations(pixels, 2):
         assert (one != other).sum() > 500
+
+
+def test_agreed_classes_are_counted_by_the_models_match():
+    part = _summarize(SimpleNamespace(last=SimpleNamespace(round=3)), agreement_of(*frames(1)), {}, (0, 1), 100)
+    assert part.metrics[3]["agreement/agreed_classes"] == 0
+
+
+def test_the_error_beside_a_distance_is_its_own(tmp_path):
+    one = Contrast("pair", 0, 1, np.arange(20), np.arange(20, 40))
+    _write([(1, one, 2.0), (1, one, 0.0)], tmp_path, {})
+    lines = (tmp_path / "divergence.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[5:] for line in lines] == [["0", "2"], ["0.5", "0"]]
+
+
+def test_true_labels_are_found_in_any_order_of_the_raw_rows(experiment, finished_run, monkeypatch):
+    analysis = open_analysis(finished_run(experiment("fedavg", "toy-single")).folder, lambda line: None)
+    plain = truth.read_truth(analysis, lambda line: None).labels.matrix()
+    read = truth.read_rows
+
+    def backwards(*given):
+        table, task = read(*given)
+        return table.take(np.arange(table.num_rows)[::-1]), task
+
+    monkeypatch.setattr(truth, "read_rows", backwards)
+    assert (truth.read_truth(analysis, lambda line: None).labels.matrix() == plain).all()

@@ -126,7 +126,8 @@ def test_the_sample_term_is_the_theorems():
     assert sample_term(617, 257, 8) == pytest.approx(want)
     assert sample_term(617, 257, 8) > sample_term(6170, 257, 8) > sample_term(617_000, 257, 8)
     assert sample_term(617_000, 257, 8) < 0.2
-    assert sample_term(0, 257, 8) == math.inf
+    assert sample_term(0, 257, 8) == sample_term(5, 257, 8) == sample_term(256, 257, 8) == math.inf
+    assert math.inf > sample_term(257, 257, 8) > 1
 
 
 def test_rows_that_are_alike_are_near_and_others_far():
@@ -201,3 +202,31 @@ def test_the_joint_classifier_learns_what_the_labels_say(single):
     assert (one(z_ND[:5]) == [False, False, True]).all()
     none = joint_classifier(z_ND, y_NC, np.zeros_like(given_NC), single=single)
     assert none(z_ND[:5]).shape == (5, 3)
+
+
+def test_the_bound_of_lambda_weighs_clients_by_their_rows(monkeypatch):
+    """Of 400 rows of class 0 and 100 of class 1, a classifier that always says 0 errs in none and all."""
+    y = np.zeros((500, 2), bool)
+    y[:400, 0] = y[400:, 1] = True
+    ids = [np.arange(400), np.arange(400, 500)]
+    truth = SimpleNamespace(of=lambda rows: (y[rows], np.ones((len(rows), 2), bool)))
+    analysis = SimpleNamespace(seed=1, prepared=SimpleNamespace(manifest=SimpleNamespace(kind="single")))
+    always = lambda *_, **__: lambda z: np.tile([True, False], (len(z), 1))  # noqa: E731
+    monkeypatch.setattr(module, "joint_classifier", always)
+    z = [np.zeros((len(i), 1)) for i in ids]
+    assert module._lambda_bounds(analysis, z, ids, truth, 500) == pytest.approx([0.2, 1.2])
+
+
+def test_a_client_is_compared_with_the_rows_of_others_in_equal_numbers(monkeypatch):
+    def compared(ids, labeled, pseudo):
+        seen = []
+        monkeypatch.setattr(module, "proxy_a_distance", lambda a, b, rng: seen.append((a[:, 0], b[:, 0])) or 0.0)
+        z = [i[:, None] * 1.0 for i in ids]
+        module._distances(z, ids, 0, labeled, pseudo, 500, lambda *n: np.random.default_rng(1))
+        return seen
+
+    seen = compared([np.arange(100, 140), np.arange(140, 180)], np.arange(40), np.arange(0))
+    assert seen
+    assert not any({*one} & {*other} for one, other in seen)
+    seen = compared([np.arange(200), np.arange(200, 400)], np.arange(100), np.arange(100, 130))
+    assert {len(one) for one, _ in seen} == {30}

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -315,6 +316,19 @@ def test_the_host_and_all_its_workers_are_replaced(faulty, opened):
     time.sleep(0.1)
     executor.round(2, ALL, nobody)
     assert messages.checksum(executor.snapshot()) == serial(run_spec, ALL, ALL)
+
+
+def test_a_host_whose_end_is_not_seen_yet_is_replaced(monkeypatch):
+    """Its socket is closed, and its process was not there to be waited for when it was asked."""
+    gone = WorkerHost.of_process()
+    os.kill(gone._process.pid, signal.SIGKILL)
+    gone._process.wait()
+    monkeypatch.setattr(gone._process, "poll", Mock(side_effect=[None, *[0] * 9]))
+    host, number, connection = WorkerHost.forked([])
+    with connection:
+        assert host is WorkerHost.of_process() is not gone
+        host.kill(number)
+        host.reap(number)
 
 
 def test_damaged_prepared_data_end_a_run_and_are_no_clients_fault(faulty, opened, tmp_path):

@@ -59,9 +59,8 @@ def test_what_a_resumed_run_may_ask_for_is_there(kept, tmp_path, every, keep):
     rare, token = place.put(1, 2, memory(2), {}), {}
     for round_ in range(1, 41):
         token = place.put(0, round_, memory(round_), token)
-        for back in range(max(0, round_ - every * keep), round_):
-            if back:
-                assert int(place.get(0, {ROUND: torch.tensor(back)})["c.n"]) == back
+        for back in range(max(1, round_ - every * (1 + keep)), round_):
+            assert int(place.get(0, {ROUND: torch.tensor(back)})["c.n"]) == back
     assert int(place.get(1, rare)["c.n"]) == 2
     files = object_store.sizes(place.location)
     assert len(files) <= every * (1 + keep) + 3

@@ -118,6 +118,7 @@ def test_a_folder_that_is_there_and_other_frameworks_are_refused(tmp_path, monke
             {"evaluation": {"model_selection": "best_validation"}},
             "is that of the last round: set it to 'last'",
         ),
+        ("fedavg", {"evaluation": {"save_state_every": 2}}, "no states are kept: set it to 0"),
         ("fedavg", {"evaluation": {"patience": 2}}, "it runs all rounds: set it to 0"),
         (
             "fedavg",

@@ -10,13 +10,26 @@ import pytest
 import torch
 
 from anchorfl.models.label_encoder import LanguageHead
-from anchorfl.pipeline.algorithm.contract import HeadSpec
+from anchorfl.pipeline.algorithm.contract import ClientResult, HeadSpec
+from anchorfl.pipeline.algorithm.control_variates import ControlUpdate
 from anchorfl.pipeline.algorithm.label_collection import label_digest, message_of
 from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.feddyn import FedDyn
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.contract import Card
-from benchmarks.anchor_parts import Adapted, Bent, ByShare, OwnMean, Pseudo, Pulled, Spread, SpreadApart
+from benchmarks.anchor_parts import (
+    Adapted,
+    AgreeingOnly,
+    Bent,
+    ByShare,
+    OwnMean,
+    Pseudo,
+    Pulled,
+    RowsOfKnowing,
+    Spread,
+    SpreadApart,
+    Sure,
+)
 from tests.pipeline import compared
 from tests.pipeline.compared import AWARE, C, N
 from tests.pipeline.methods.test_anchor import ALONE, named
@@ -65,6 +78,41 @@ def test_names_by_adapters_are_encoded_in_every_step(experiment, tmp_path):
     adapters = [name for name in after if name.startswith("weights/head") and name.endswith((".a", ".b"))]
     assert adapters
     assert any(not torch.equal(sent[name], after[name]) for name in adapters)
+
+
+@pytest.mark.parametrize(("aware", "times"), [(1, 3.0), (2, 1.0)])
+def test_the_full_weight_of_several_labels_is_as_if_half_were_known(monkeypatch, aware, times):
+    monkeypatch.setattr(compared, "AWARE", torch.arange(C) < aware)
+    full, ours = (compared.started(method, "multi", model=named())[0].weight_NC for method in (Sure(), Anchor()))
+    assert ours.any()
+    torch.testing.assert_close(full, times * ours)
+
+
+def test_rows_of_who_knows_a_class_are_their_mean_and_stay_where_nobody_does():
+    """Of two clients with 10 and 30 rows, the first alone identifies class 0, both class 1, nobody the others."""
+    cards = [
+        Card(0, 10, torch.tensor([4, 2, 0, 0]), torch.tensor([True, True, False, False])),
+        Card(1, 30, torch.tensor([0, 6, 0, 0]), torch.tensor([False, True, False, False])),
+    ]
+    method, ctx = RowsOfKnowing(), compared.server(named(), cards)
+    state = method.begin(ctx)
+    updates = [ControlUpdate(compared.elsewhere(state.weights, seed), state.control) for seed in (1, 2)]
+    got = method.aggregate(state, [ClientResult(c, u) for c, u in zip(cards, updates, strict=True)], ctx).weights
+    for name, value in got.items():
+        one, other = (update.weights[name] for update in updates)
+        want = (10 * one + 30 * other) / 40
+        if name.startswith("head."):
+            want = torch.cat([one[:1], want[1:2], state.weights[name][2:]])
+        torch.testing.assert_close(value, want, rtol=0, atol=1e-12)
+
+
+def test_corrections_as_far_as_they_agree_are_anchors_where_nothing_is_expected(experiment):
+    e = experiment("anchor", options=ALONE | {"control_variates": True})
+    agreeing = AgreeingOnly(**ALONE | {"control_variates": True})
+    compared.assert_same_bits(compared.history(replace(e, method=agreeing)), compared.history(e))
+    e = experiment("anchor")
+    ours, others = compared.history(e), compared.history(replace(e, method=AgreeingOnly()))
+    assert any(not torch.equal(others[-1][0][name], value) for name, value in ours[-1][0].items())
 
 
 @pytest.mark.parametrize("kind", ["single", "multi"])

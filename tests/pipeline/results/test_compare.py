@@ -7,11 +7,12 @@ import math
 import pytest
 
 from anchorfl.pipeline.results import curves
-from anchorfl.pipeline.results.compare import compare, load_run
+from anchorfl.pipeline.results.compare import _values, compare, load_run
 from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.scores import FAMILIES
 
 
 def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, raw="r", **params):
@@ -211,3 +212,8 @@ def test_bad_folders(tmp_path):
         load_run(make_run(tmp_path / "empty", []))
     with pytest.raises(InputError, match="at least one"):
         compare([], None)
+
+
+def test_a_pause_before_a_resumption_is_no_time_of_a_round():
+    records = [RoundRecord(r, t, {}) for r, t in ((1, 0.0), (2, 2.0), (3, 4.0), (4, 3600.0))]
+    assert _values(records, FAMILIES["threshold"], "test")["seconds"] == 2.0

@@ -21,12 +21,12 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.repetition import repetition_of
 from anchorfl.pipeline.results import page_parts
 from anchorfl.pipeline.results.page_server import PageServer
-from anchorfl.pipeline.results.run_page import PAGE, _value, run_page
-from anchorfl.pipeline.results.run_view import Run
+from anchorfl.pipeline.results.run_page import PAGE, _mark, _numbers, _value, run_page
+from anchorfl.pipeline.results.run_view import Run, last_class_scores
 from anchorfl.pipeline.run.assemble import from_words
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_folder import lock_run
-from anchorfl.pipeline.storage.run_record import line_of, read_records
+from anchorfl.pipeline.storage.run_record import RoundRecord, line_of, read_records
 from anchorfl.testing import small_experiment, stopped_before
 from anchorfl.tuning.cli import main
 from tests.runs import quiet
@@ -198,8 +198,10 @@ def test_runs_that_are_not_finished(experiment, tmp_path):
         page = run_page([folder], refresh_s=7)
     assert "running, round 1 of 3 is done" in page
     assert '<meta http-equiv="refresh" content="7">' in page
+    whole = shutil.copytree(folder, tmp_path / "whole")
     (folder / "metrics.jsonl").write_text("")
     assert "No round has a score yet." in run_page([folder])
+    assert "run stops at round 0, others of its group at 1" in run_page([folder, whole])
 
 
 def test_without_its_data(finished_run, experiment, tmp_path):
@@ -308,6 +310,23 @@ def test_contrast(setting):
 
 def test_an_option_with_an_address_is_shown_without_its_password():
     assert _value("postgresql+psycopg://me:hush@127.0.0.1/runs") == "postgresql+psycopg://***@127.0.0.1/runs"
+
+
+def test_letters_of_groups_and_numbers_of_rounds_go_on():
+    assert [_mark(n) for n in (0, 25, 26, 27, 51, 52, 702)] == ["a", "z", "aa", "ab", "az", "ba", "aaa"]
+    assert _numbers([]) == "-"
+    assert _numbers([3, 7]) == "3, 7"
+    assert _numbers(range(1, 60)).endswith("29, 30 and 29 more")
+
+
+def test_scores_by_class_are_of_the_selected_round():
+    first, last = (
+        RoundRecord(n, 0.0, {}, {"validation/f1": {"a": n / 10}} | ({"test/f1": {"a": 0.5}} if n == 1 else {}))
+        for n in (1, 3)
+    )
+    assert last_class_scores([first, last], 1) == {"validation/f1": {"a": 0.1}, "test/f1": {"a": 0.5}}
+    assert last_class_scores([first, last], None) == {"validation/f1": {"a": 0.3}, "test/f1": {"a": 0.5}}
+    assert last_class_scores([first, last], 2)["validation/f1"] == {"a": 0.3}
 
 
 def test_a_page_says_what_its_numbers_are_of(tmp_path):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import anchorfl
 from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.pipeline.results.run_view import Run
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_metadata, read_records
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.testing import small_experiment, stopped_before
 from tests.runs import quiet
 
@@ -235,3 +239,13 @@ def test_a_split_that_follows_the_seed_of_the_run(tmp_path):
     done = anchorfl.run("digits/fedavg", short | {"tracking.uri": "none"}, folder=tmp_path / "run")
     assert done.finished
     assert read_metadata(tmp_path / "run")["params"]["task.split_seed"] == "none"
+
+
+def test_test_rows_without_a_label_are_in_no_confusion(experiment, finished_run, monkeypatch):
+    view = Run(finished_run(experiment("fedavg", "toy-single")).folder)
+    rows = view.data.split("test", view.model.objective)
+    known = torch.arange(len(rows)) % 2 == 1
+    monkeypatch.setattr(Prepared, "split", lambda *a: replace(rows, known_NC=rows.known_NC * known[:, None]))
+    predicted = view.model.logits(rows).argmax(-1)[known].numpy()
+    wanted = np.bincount(predicted, minlength=len(view.model.class_names))
+    assert view.confusion_counts().sum(0).tolist() == wanted.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Update
 from anchorfl.pipeline.algorithm.exact_sums import Contribution as Sent
 from anchorfl.pipeline.algorithm.exact_sums import ExactSums, Grid, Term, message_of_steps, steps_of
+from anchorfl.pipeline.algorithm.secure_aggregation import KEYS_BYTES, SEALED_BYTES, SHARE_BYTES
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution.executor import SerialExecutor
@@ -23,7 +25,7 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import QuorumError, RejectedError
-from anchorfl.pipeline.training.secure_round import MaskedUpdate
+from anchorfl.pipeline.training.secure_round import MaskedSum, MaskedUpdate, SecureRound
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.errors import InputError
 from anchorfl.testing import small_experiment
@@ -294,3 +296,9 @@ def test_the_sum_of_one_client_is_refused(experiment):
 def test_bad_options(options, named):
     with pytest.raises(ValueError, match=named):
         FederationOptions(secure_aggregation=True, **options)
+
+
+def test_bytes_of_the_exchange_are_those_of_both_ways():
+    masked = MaskedSum(1, SecureRound(None, dict.fromkeys(range(3), b"")), None)
+    masked._groups = [SimpleNamespace(clients=[0, 2])]
+    assert masked.exchanged_bytes == (3 + 9) * KEYS_BYTES + (9 + 9) * SEALED_BYTES + 2 * 3 * SHARE_BYTES

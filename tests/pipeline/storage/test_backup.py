@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from anchorfl.pipeline.storage.backup import Backup
+from anchorfl.pipeline.storage.backup import INDEX, Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.restore import update_backup
 from anchorfl.tasks.errors import InputError
@@ -223,3 +223,12 @@ def test_an_error_without_words_is_an_error(tmp_path, monkeypatch):
     backup = Backup(tmp_path / "run", f"file://{tmp_path}/copy", lines.append, patience_s=0.0)
     assert not backup.close()
     assert lines[0].startswith("backup: MemoryError; the run goes on")
+
+
+def test_a_copy_whose_index_names_a_part_that_is_gone_is_not_made(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "run")
+    checkpoints.save(1, {"state": {"a": torch.ones(2)}}, {})
+    next((tmp_path / "run/checkpoint").glob("state-*")).unlink()
+    with pytest.raises(FileNotFoundError):
+        Backup(tmp_path / "run", f"file://{tmp_path}/copy", print, checkpoints).send()
+    assert not (tmp_path / "copy" / INDEX).exists()

@@ -174,6 +174,23 @@ def written(file):
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_they_have_what_is_measured_after_the_last_round(tmp_path, name, request):
+    if name == "wandb":
+        request.getfixturevalue("wandb")
+    e = tracked(name, evaluation={"test": "last", "model_selection": "best_validation"}, task={"validation": 0.2})
+    run(e, tmp_path / "run", quiet)
+    (final,) = read_records(tmp_path / "run/final_scores")[0]
+    value = final.metrics["test/f1_macro"]
+    if name == "tensorboard":
+        events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+        assert [(s.step, s.value) for s in events.Scalars("test/f1_macro")] == [(final.round, pytest.approx(value))]
+        return
+    records = [r for file in (tmp_path / "run/wandb").glob("offline-run-*/*.wandb") for r in written(file)]
+    items = [i for r in records if r.WhichOneof("record_type") == "summary" for i in r.summary.update]
+    assert value in [json.loads(i.value_json) for i in items if (i.key or i.nested_key[0]) == "test/f1_macro"]
+
+
 def test_wandb_goes_on_in_the_same_run_and_has_the_numbers_of_the_records(tmp_path, wandb, monkeypatch):
     """Offline, as long as nobody asks for more; the project is the experiment's, or that of the environment."""
     folder = tmp_path / "run"

@@ -12,7 +12,7 @@ from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, read_records
 from anchorfl.pipeline.tracking import mlflow_upload
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_entities import NONFINITE, ROUND_COMPLETE, metrics
+from anchorfl.pipeline.tracking.mlflow_entities import NONFINITE, ROUND_COMPLETE, at_step, metrics
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 
@@ -247,3 +247,4 @@ def test_a_score_is_the_first_metric_that_mlflow_lists(tmp_path):
     extra = {"failures/crash": 0.0, "aggregation/norm": 1.0, "validation/f1_macro": 0.9}
     first = min(metrics(record(3, **extra)), key=lambda metric: metric.key)
     assert first.value == 0.3  # the test split's, where it was scored
+    assert (at_step(first, 9).key, at_step(first, 9).value, at_step(first, 9).step) == (first.key, 0.3, 9)

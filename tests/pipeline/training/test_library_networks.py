@@ -8,12 +8,13 @@ from importlib.metadata import version
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, BertConfig, DistilBertConfig, ResNetConfig, ViTConfig
+from transformers import AutoModel, BertConfig, DistilBertConfig, ResNetConfig, RobertaConfig, ViTConfig
 
 from anchorfl import EncoderSpec, load_model
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.encoders.libraries import make
 from anchorfl.models.encoders.plug_in import PlugIn, start
+from anchorfl.models.errors import NetworkError
 from anchorfl.models.start import StartError, read_start
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.networks import find_network
@@ -225,6 +226,7 @@ def test_the_record_has_its_version_and_the_digest_its_files(tmp_path, folder, s
         ("hf:bert", "toy-multi", "a BertModel is for inputs of kind 'tokens', and these are 'image'"),
         ("timm:vit.of_no_such_weights", "toy-multi", "making it failed (RuntimeError: no such tag)"),
         ("hf:vit", "toy-single", "a ViTModel is for inputs of kind 'image', and these are 'tokens'"),
+        ("hf:~nobody-here/bert", "toy-single", "there is no such home"),
         ("hf:nowhere", "toy-single", "no folder with a config.json, nor the hub name of a network in the cache"),
         ("hf:pickled", "toy-single", "its weights are in pytorch_model.bin, and only safetensors files are read"),
         ("hf:half", "toy-single", "tensor 'embeddings.LayerNorm.bias' is missing in its weights"),
@@ -245,6 +247,45 @@ def test_one_that_does_not_fit_is_one_line(tmp_path, monkeypatch, stand_ins, fol
     assert f"network = '{network}'" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("pixels", "patch", "seen"), [(28, 14, True), (32, 16, True), (28, 16, False)])
+def test_an_image_of_parts_of_patches_is_refused(tmp_path, pixels, patch, seen):
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    ViTConfig(**small, image_size=224, patch_size=patch).save_pretrained(tmp_path)
+    spec = EncoderSpec("image", (3, pixels, pixels), 0, 8, 0.0)
+    if seen:
+        assert make("hf", str(tmp_path), spec).training
+        return
+    with pytest.raises(NetworkError, match=r"sees whole patches of 16 x 16 pixels alone, and images have 28 x 28: set"):
+        make("hf", str(tmp_path), spec)
+
+
+def test_longer_texts_than_it_has_positions_for_are_refused(folder):
+    spec = EncoderSpec("tokens", (513,), 30, 16, 0.2)
+    with pytest.raises(NetworkError, match=r"takes 512 tokens, and texts have up to 513: set --task.max_tokens 512"):
+        make("hf", str(folder("bert")), spec)
+
+
+def test_words_stand_where_the_file_of_a_roberta_counts_them(tmp_path):
+    """Its first word has the row after its padding's, and not the row of zeros that is padding's own."""
+    config = RobertaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=24, pad_token_id=1,
+    )  # fmt: skip
+    theirs = AutoModel.from_config(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = seeded("hf", tmp_path, WORDS).eval()
+    words = ours.net.get_input_embeddings().weight
+    x = torch.tensor([[5, 6, 7, 0]])
+    with torch.no_grad():
+        theirs.get_input_embeddings().weight[:30] = words
+        theirs.get_input_embeddings().weight[1] = words[0]
+        there = x != 0
+        states = theirs(input_ids=torch.where(there, x, 1), attention_mask=there.long()).last_hidden_state
+        torch.testing.assert_close(ours(x), states[:, :3].mean(1))
+    with pytest.raises(NetworkError, match="takes 22 tokens"):
+        make("hf", str(tmp_path), EncoderSpec("tokens", (23,), 30, 16, 0.2))
 
 
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch):

@@ -52,6 +52,19 @@ def test_the_same_verbs_everywhere(location):
         object_store.read_bytes(object_store.join(location, "a"))
 
 
+def test_what_only_looks_like_a_key_is_none():
+    for location in (
+        "s3://bucket/a:b@c/d",
+        "s3://anonymous@bucket/x",
+        "file:///a/b:c@d",
+        "/a/b:c@d",
+        "s3://b/x?k=a:b@c",
+    ):
+        object_store.check_location(location, "cluster.backup")
+    assert object_store.shown("s3://bucket/a:b@c/d") == "s3://bucket/a:b@c/d"
+    assert object_store.shown("s3://anonymous@bucket/x") == "s3://bucket/x"
+
+
 def test_names():
     assert object_store.join("s3://b", "x", "y z") == "s3://b/x/y%20z"
     assert object_store.join("s3://b/x/?region=eu", "y") == "s3://b/x/y?region=eu"
@@ -65,6 +78,8 @@ def test_names():
     [
         ("s3://AKIAXX:sesame@bucket/x", r"holds a key.*leave keys to the environment .*s3://bucket"),
         ("S3://sesame@bucket/x", "holds a key"),
+        ("s3://AKIAXX:sesame/open+me@bucket/x", r"holds a key.* give s3://bucket/x\Z"),
+        ("s3://AKIAXX:a/sesame@b@bucket/x", r"holds a key.* give s3://bucket/x\Z"),
         ("http://host/x", "no scheme 'http'; known: s3, gs, file"),
         ("s3:///x", "must look like s3://bucket/folder"),
         ("file://tmp/x", "must look like file:///folder"),

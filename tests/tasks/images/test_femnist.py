@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.images.femnist import femnist
+from anchorfl.tasks.images.femnist import _levels, femnist
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.synthetic import femnist as synthetic
 from tests.tasks.raw_tables import GONE, left_out, put
@@ -207,3 +207,7 @@ def test_too_few_writers_and_strange_folders_are_refused(folder):
         read(folder)
     with pytest.raises(ValueError, match="49 rows are too few for 50 writers, ask for 50 or more"):
         synthetic.write(folder, 49, seed=0)
+
+
+def test_shares_of_ink_are_the_nearest_levels():
+    assert _levels([[0.996, 0.0021]])[0].tolist() == [254, 1]

@@ -16,6 +16,7 @@ from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.images.arrays import load_arrays
 from anchorfl.tasks.images.pixels import (
+    _eight_bits,
     encode_images,
     encode_paths,
     encode_pixels,
@@ -223,3 +224,8 @@ def test_digits_have_one_size():
     assert task.fit(None, TaskOptions(name="digits", image_size=8)).shape == (1, 8, 8)
     with pytest.raises(InputError, match="image_size = 16: digits are images of 8x8; leave it at 0"):
         task.fit(None, TaskOptions(name="digits", image_size=16))
+
+
+def test_sixteen_bits_become_the_nearest_eight():
+    image = Image.fromarray(np.array([[128, 129, 65535]], np.uint16))
+    assert np.asarray(_eight_bits(image)).tolist() == [[0, 1, 255]]

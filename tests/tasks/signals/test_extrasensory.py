@@ -290,3 +290,9 @@ def test_a_real_fold_tests_three_users_or_four(real):
 @pytest.mark.data
 def test_every_class_has_a_row_in_the_co_occurrence_table(cooccurrence_names):
     assert sorted(TABLE_NAMES[name] for name in CLASSES) == sorted(cooccurrence_names("extrasensory"))
+
+
+def test_a_step_of_zeros_inside_a_row_is_no_padding():
+    rows = pa.table({"row": [0], "readings": pa.array([[2.0, 0.0, 3.0]], pa.list_(pa.float64()))})
+    encoded = encode_series(rows, InputSpec("series", (3, 1), mean=(1.0,), std=(1.0,)))
+    assert encoded["x"].to_pylist() == [[1, -1, 2]]

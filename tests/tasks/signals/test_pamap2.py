@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
@@ -26,12 +27,14 @@ from anchorfl.tasks.signals.pamap2 import (
     PROTOCOL,
     STEPS,
     TABLE_NAMES,
+    _interpolate,
     fit,
     pamap2,
     pamap2_optional,
     read,
     read_optional,
 )
+from anchorfl.tasks.signals.recordings import Recording
 from anchorfl.tasks.signals.series import encode_series
 from anchorfl.tasks.synthetic.pamap2 import OPTIONAL_SUBJECTS, SUBJECTS
 from tests.tasks import minutes
@@ -271,3 +274,19 @@ def test_the_real_recordings_give_about_the_windows_of_the_paper(data_folder):
     table = read(data_folder / "pamap2", options())
     assert table.num_rows == pytest.approx(9 * 1287 / 0.6, rel=0.02)
     assert len(pc.unique(table["subject"])) == 9
+
+
+def test_readings_are_interpolated_by_their_times():
+    value_DN = np.array([[1, 1, 1], [0, np.nan, 4]], np.float32)
+    steps = Recording(Path("x"), ("id", "f"), np.array([0.0, 1, 4]), value_DN, np.arange(3))
+    _interpolate(steps)
+    assert steps.value_DN[1].tolist() == [0, 1, 4]
+
+
+def test_a_subject_that_is_there_twice_is_refused(made_up, tmp_path):
+    source = made_up("pamap2", 1000, 7) / "Protocol" / "subject101.dat"
+    (tmp_path / "old").mkdir()
+    for place in (tmp_path, tmp_path / "old"):
+        shutil.copy(source, place)
+    with pytest.raises(InputError, match="a recording of subject 101 is in"):
+        read(tmp_path, TaskOptions(name="pamap2"))

@@ -12,8 +12,18 @@ import pytest
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.sparse import xc_format
-from anchorfl.tasks.sparse.pairs import PAYLOAD, distinct, encode, fit, fit_scaled, pair_lists, sparse_table
+from anchorfl.tasks.sparse.pairs import (
+    PAYLOAD,
+    distinct,
+    encode,
+    fit,
+    fit_scaled,
+    label_lists,
+    pair_lists,
+    sparse_table,
+)
 from anchorfl.tasks.sparse.xc_format import Header, read_rows, read_splits
 from anchorfl.tasks.synthetic.xc import Size, write_rows
 
@@ -221,3 +231,9 @@ def test_names_that_come_twice_get_their_number():
 def test_fit_needs_what_read_leaves():
     with pytest.raises(ValueError, match=r"read must leave the number of features .*'anchorfl\.features'"):
         fit(pa.table({PAYLOAD: [[1.0, 1.0]]}), None)
+
+
+def test_a_row_without_a_feature_counts_as_zero_in_its_spread():
+    pairs = pair_lists(np.array([1, 1]), np.array([2.0, 4.0]), np.array([1, 1, 0]))
+    table = sparse_table(np.arange(3), np.zeros(3, bool), label_lists(np.zeros(3), np.ones(3, int)), pairs, ["a"], 1)
+    assert fit_scaled(table, TaskOptions(name="x")).std == pytest.approx([np.std([2, 4, 0])])

@@ -296,3 +296,8 @@ def test_the_real_data_have_the_counts_of_the_paper(data_folder):
     train = table.filter(pa.array(split == "train"))
     assert len(train["labels"].combine_chunks().flatten()) / 8066 == pytest.approx(5.69, abs=0.01)
     assert len(module.fit(train, PUBLISHED).vocabulary) == pytest.approx(4896, abs=15)
+
+
+def test_words_of_the_headings_are_left_out():
+    text = pa.chunked_array([["Admission DATE: 3; date of birth, discharge"]])
+    assert words(text, 9).to_pylist() == ["of"]

@@ -287,11 +287,19 @@ worker_start_ray_commands: ["RAY_AUTH_MODE=token ray start --address=$RAY_HEAD_I
     assert "no RAY_AUTH_MODE=token for worker" in found[0]
 
 
+def test_what_rays_own_completion_refuses_is_one_fault():
+    text = "cluster_name: a\nprovider: {type: local, head_ip: 10.0.0.1}\nauth: {ssh_user: me}\n"
+    (fault,) = faults(text)
+    assert fault.startswith("provider: ")
+
+
 def test_bad_arguments(check, tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         check(tmp_path / "none.yaml")
     with pytest.raises(InputError, match=r"--client-gpus 1\.5: give a share"):
         check(SHIPPED, "--client-gpus", "1.5")
+    with pytest.raises(InputError, match=r"--client-gpus 1e-310: give a share .* from 0\.0001 to 1"):
+        check(SHIPPED, "--client-gpus", "1e-310")
     with pytest.raises(InputError, match=r"--clients-per-actor: .* and --preset"):
         check(SHIPPED, "--clients-per-actor", "2")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from anchorfl.tuning.clusters import security
 from tests.tuning.clusters.test_check import assert_one_fault, edited, faults
 
 START = "ray start --head --port=6379"
@@ -14,6 +15,12 @@ GROUP = "    GroupName: anchorfl"
 EVERYBODY = "IpRanges: [{CidrIp: 0.0.0.0/0}]"
 
 BROKEN = {
+    "a range that is none": (
+        GROUP,
+        f"    IpPermissions: [{{FromPort: 22, ToPort: 22, IpProtocol: tcp, IpRanges: [203.0.113.7/32]}}]\n{GROUP}",
+        "'203.0.113.7/32' is no range; write {CidrIp: ...}",
+    ),
+    "a folder of nobody": (MOUNT, f"{MOUNT}  /home/ray/x: ~nobody-here/x\n", "can be no place on this machine"),
     "token off at the start": (START, f"RAY_AUTH_MODE=disabled {START}", "no RAY_AUTH_MODE=token for head"),
     "token off in a container": (OPTION, f"{OPTION}    - -e RAY_AUTH_MODE=disabled\n", "no RAY_AUTH_MODE=token for h"),
     "token off in a profile": (
@@ -84,6 +91,32 @@ def test_one_edit_is_one_fault(name):
 )
 def test_what_opens_nothing_passes(harmless):
     assert faults(edited(*harmless)) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "seen"),
+    [
+        ("ulimit -n 65536; RAY_AUTH_MODE=token ray start --head", True),
+        ("export RAY_AUTH_MODE=token; ulimit -n 65536; ray start --head", True),
+        ("RAY_AUTH_MODE=token ray stop; ray start --head", False),
+        ("ray start --head; export RAY_AUTH_MODE=token", False),
+    ],
+)
+def test_a_variable_counts_where_ray_start_sees_it(command, seen):
+    """Ray runs each command in a shell of its own, so that an export before is forgotten."""
+    config = {
+        "head_node_type": "head",
+        "head_start_ray_commands": ["export RAY_AUTH_MODE=token", command],
+        "available_node_types": {"head": {}},
+    }
+    assert bool(security._authentication(config, "head")) == seen
+
+
+def test_credentials_of_a_home_behind_a_link_are_not_sent(tmp_path, monkeypatch):
+    (tmp_path / "home/.aws").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "link"))
+    assert_one_fault(MOUNT, f"{MOUNT}  /home/ray/.aws: ~/.aws\n", "~/.aws goes to every node")
 
 
 def test_no_file_mounts_is_one_fault():

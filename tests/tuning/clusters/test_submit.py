@@ -164,9 +164,23 @@ def test_where_nothing_answers_one_line_says_so(capsys, monkeypatch):
     assert f"--address {address}: no Ray dashboard answers there" in shown
 
 
+def test_an_address_after_the_command_or_with_a_password_is_refused(capsys):
+    assert main(["submit", "run", "digits/fedavg", "--address", "http://127.0.0.1:1"]) == 2
+    assert "--address goes before run: anchorfl submit --address URL run" in capsys.readouterr().err
+    assert main(["submit", "--address", "http://me:sesame@127.0.0.1:1", "run", "digits/fedavg"]) == 2
+    shown = capsys.readouterr().err
+    assert "leave user and password out" in shown
+    assert "sesame" not in shown
+
+
 @pytest.mark.parametrize(
     ("answer", "complaint"),
-    [((200, {"ray_version": "2.0.5", "version": "4"}), "runs Ray 2.0.5, here is"), ((404, {}), "is not Ray's")],
+    [
+        ((200, {"ray_version": "2.0.5", "version": "4"}), "runs Ray 2.0.5, here is"),
+        ((404, {}), "is not Ray's"),
+        ((200, {"version": "0.5.1"}), "is not Ray's dashboard (no version of Ray)"),
+        ((200, []), "is not Ray's dashboard (no version of Ray)"),
+    ],
 )
 def test_another_version_and_another_server_are_told_apart(answer, complaint, tmp_path):
     """In a process of its own: Ray reads its environment once."""
@@ -191,6 +205,7 @@ def test_another_version_and_another_server_are_told_apart(answer, complaint, tm
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert complaint in done.stderr
+    assert "no Ray dashboard answers" not in done.stderr
 
 
 class Jobs:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from anchorfl.pipeline.storage.run_record import RoundRecord, write_records
 from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tuning.search import trial as trial_module
 from anchorfl.tuning.search import tune_adapter
@@ -30,6 +31,7 @@ from anchorfl.tuning.search.searchers import (
     refusal,
 )
 from anchorfl.tuning.search.study import Study, TrialState, read_trials
+from anchorfl.tuning.search.trial import TrialContext, _record, _training
 from anchorfl.tuning.search.tune_adapter import ENDS, ERROR, Budget, _Scheduler
 
 SPACE = {"q1": Range(90, 99.9, "tail", steps=4), "q2": Range(10, 99, steps=4), "kind": Choice(("cosine", "dot"))}
@@ -432,3 +434,13 @@ def test_a_ledger_that_cannot_be_written_says_so_in_its_own_words(tmp_path, monk
     monkeypatch.setattr(tune_adapter, "fit", fit)
     with pytest.raises(OSError, match="No space left on device"):
         tune_adapter.search(search, None, None, [], 1, Budget(0, 0, lambda: (0.0, 0.0)))
+
+
+def test_seconds_of_training_are_of_the_rounds_so_far_and_of_one_seed_at_a_time(tmp_path):
+    assert _training(RoundRecord(1, 0.0, {"time/clients": 8.0, "time/evaluate": 1.0, "time/aggregate": 0.5}), 4) == 3.5
+    one = {"v": 0.5, "time/clients": 8.0, "time/evaluate": 1.0, "communication/upload_bytes": 1e6}
+    for seed in (0, 1):
+        (tmp_path / f"seed-{seed}").mkdir()
+        write_records(tmp_path / f"seed-{seed}", [RoundRecord(r, 0.0, one) for r in (1, 2)])
+    got = _record(tmp_path, [0, 1], 1, TrialContext({}, {}, "", 2, "v", 1, against="seconds"), 4)
+    assert (got["expense"], got["training_seconds"]) == (3.0, 6.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from anchorfl.tuning.tables.papers import PAPERS
 from anchorfl.tuning.tables.published import published_traffic
-from anchorfl.tuning.tables.statistics import counted_traffic
+from anchorfl.tuning.tables.statistics import counted_traffic, counted_traffic_of
 
 RESNET = 23_000_000
 """What the table takes for ResNet-50."""
@@ -35,3 +37,9 @@ def test_printed_figures(data, label, classes, width, rounds):
 def test_a_row_without_printed_traffic_has_none():
     assert published_traffic(FEDALC, "Bibtex", "FedALC") is None
     assert published_traffic(PAPERS["fedalign"], "R8-8", "FedAlign") is None
+
+
+def test_fixed_rows_of_several_hash_tables_are_counted_once_and_not_sent():
+    params = {"model.width": 16, "hash_tables": 2, "class_embedding_lr": 0.0, "task.clients": 5, "federation.rounds": 3}
+    counted = counted_traffic_of(SimpleNamespace(params=params), 1000 * 4 / 1e6)
+    assert counted == counted_traffic(1000, 5, 32, 3, fixed=True)
