@@ -147,8 +147,9 @@ def _kept(analysis: Analysis, before: Path, options: DiagnoseOptions, out: Path,
     kept = dict[str, PartResult]()
     parts = content.get("parts") if content.get("last") == analysis.last.round else None
     for name, facts in parts.items() if isinstance(parts, dict) else ():
-        texts = [facts.get(each) for each in ("files", "metrics", "said")] if isinstance(facts, dict) else [None]
-        if name in options.parts or name not in PARTS or not all(isinstance(each, list) for each in texts):
+        lists = [facts.get(each) for each in ("files", "metrics", "said")] if isinstance(facts, dict) else [None]
+        whole = all(isinstance(each, list) and all(isinstance(text, str) for text in each) for each in lists)
+        if name in options.parts or name not in PARTS or not whole:
             continue  # measured anew; or by a version that did not say which files are whose
         for file in facts["files"]:
             if (path := named_file(before, file, before / "diagnosis.json")).is_dir():

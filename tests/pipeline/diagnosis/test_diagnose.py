@@ -272,7 +272,11 @@ def test_parts_that_are_not_measured_again_stay(run_of):
     measured = read_records(folder / "diagnosis")[0][-1].metrics
     assert {f"diagnosis/{name}" for name in content["parts"]["theory"]["metrics"]} <= measured.keys()
     lines = []
-    for damaged in ("{", '{"parts": [], "last": 4}', json.dumps(content | {"parts": {"theory": 1, "embeddings": {}}})):
+    for damaged in (
+        "{",
+        '{"parts": [], "last": 4}',
+        json.dumps(content | {"parts": {"theory": 1, "embeddings": {"files": [1], "metrics": [], "said": []}}}),
+    ):
         (folder / "diagnosis/diagnosis.json").write_text(damaged)
         diagnose(folder, DiagnoseOptions(parts=("confusion",)), lines.append)
         assert set(json.loads((folder / "diagnosis/diagnosis.json").read_text())["parts"]) == {"confusion"}
