@@ -28,6 +28,16 @@ from anchorfl.pipeline.methods.fedalc import FedALC
 from anchorfl.pipeline.methods.fedalign import CLASS_EMBEDDINGS, FedAlign
 from anchorfl.pipeline.methods.feddyn import DynTrainer, FedDyn
 from anchorfl.pipeline.methods.fedetf import FedETF
+from anchorfl.pipeline.methods.fedmlp import (
+    TAGS,
+    FedMLP,
+    TagState,
+    TagUpdate,
+    new_tags,
+    no_prototypes,
+    prototypes,
+    with_tags,
+)
 from anchorfl.tasks.contract import Card, ClientData
 
 
@@ -69,6 +79,21 @@ class Pulled(Anchor):
     def merge(self, state: PulledState, means: Means, ctx: ServerContext) -> PulledState:
         merged = super().merge(state, means, ctx)
         rows_CD = torch.lerp(merged.weights[CLASS_EMBEDDINGS], state.first_CD, self.pull)
+        return replace(merged, weights=merged.weights | {CLASS_EMBEDDINGS: rows_CD})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(Anchor):
+    """The server moves the class embeddings by a part of the way to the clients' mean, in every round."""
+
+    name = "anchor-slow"
+
+    share: float = 0.1
+    """Part of the way."""
+
+    def merge(self, state: AnchorState, means: Means, ctx: ServerContext) -> AnchorState:
+        merged = super().merge(state, means, ctx)
+        rows_CD = torch.lerp(state.weights[CLASS_EMBEDDINGS], merged.weights[CLASS_EMBEDDINGS], self.share)
         return replace(merged, weights=merged.weights | {CLASS_EMBEDDINGS: rows_CD})
 
 
@@ -202,6 +227,69 @@ class OwnMean(Anchor):
 
     def trainer(self, ctx: ClientContext[AnchorState]) -> OwnMeanTrainer:
         return OwnMeanTrainer(ctx, self)
+
+
+@dataclass(frozen=True)
+class TaggedState(AnchorState, TagState):
+    """The server's state with FedMLP's prototypes."""
+
+
+@dataclass(frozen=True)
+class TaggedUpdate(ControlUpdate, TagUpdate):
+    """A client's update with its prototypes."""
+
+
+class TaggedTrainer(ExpectingTrainer):
+    def __init__(self, ctx: ClientContext[TaggedState], method: Tagged) -> None:
+        data, rule = ctx.data, method.rule
+        self.given, self.makes_prototypes = data, ctx.round >= rule.warm_up
+        self.tags_NC = ctx.memory.get(TAGS, torch.zeros_like(data.y_NC, dtype=torch.int8))
+        if ctx.round > rule.warm_up:
+            open_NC = (data.known_NC == 0) & (self.tags_NC == 0)
+            with torch.no_grad():
+                z_ND = ctx.infer(ctx.model, data)
+            made_NC = new_tags(z_ND, ctx.state, open_NC, rule.positive_share, rule.negative_share)
+            self.tags_NC = self.tags_NC + made_NC
+        super().__init__(replace(ctx, data=with_tags(data, self.tags_NC, ctx.objective)), method)
+
+    def update(self) -> TaggedUpdate:
+        rows_PD, held_P = no_prototypes(self.given)
+        if self.makes_prototypes:
+            rows_PD, held_P = prototypes(self.ctx.infer(self.model, self.given), self.given)
+        return TaggedUpdate(**vars(super().update()), rows_PD=rows_PD, held_P=held_P)
+
+    def memory(self) -> Tensors:
+        return super().memory() | {TAGS: self.tags_NC}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged(Anchor):
+    """Prototypes tag rows in every round, as FedMLP's do with its defaults; what is not tagged is expected."""
+
+    name = "anchor-tagged"
+    supports = Supports(kinds=("multi",))
+
+    warm_up: int = FedMLP.warm_up
+    """Rounds before the first tags."""
+
+    @property
+    def rule(self) -> FedMLP:
+        return FedMLP(warm_up=self.warm_up, weighting=self.weighting)
+
+    def begin(self, ctx: ServerContext) -> TaggedState:
+        rows_PD = torch.zeros_like(ctx.model.head.classes()).repeat(2, 1)
+        held_P = torch.zeros(len(rows_PD), dtype=torch.bool)
+        return TaggedState(**vars(super().begin(ctx)), rows_PD=rows_PD, held_P=held_P)
+
+    def trainer(self, ctx: ClientContext[TaggedState]) -> TaggedTrainer:
+        return TaggedTrainer(ctx, self)
+
+    def contribution(self, result: ClientResult[TaggedUpdate]) -> Contribution:
+        return Contribution({**self.rule.contribution(result).terms, **super().contribution(result).terms})
+
+    def merge(self, state: TaggedState, means: Means, ctx: ServerContext) -> TaggedState:
+        tagging = self.rule.merge(state, means, ctx)
+        return replace(super().merge(state, means, ctx), rows_PD=tagging.rows_PD, held_P=tagging.held_P)
 
 
 @dataclass(frozen=True)

@@ -44,20 +44,31 @@ def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> N
     save(figure, path)
 
 
-def draw_theory(terms: Sequence[Mapping[str, Mapping[int, Floats]]], path: Path) -> None:
+def draw_theory(
+    terms: Sequence[Mapping[str, Mapping[int, Floats]]], counts: Mapping[str, Mapping[int, int]], path: Path
+) -> None:
     """Draw the terms of FedAlign's bound against rounds. NaN is left out.
 
     terms: distances, risks, and what follows from the numbers of rows; label -> round -> value of each client.
+    counts: label -> round -> rows of all clients.
     """
-    figure = new_figure(15.0, 4.2)
-    left, middle, right = figure.subplots(1, 3)
-    for ax, values in zip((left, middle, right), terms, strict=True):
+    figure = new_figure(15.0, 8.4)
+    distances, risks, derived, rows = figure.subplots(2, 2).ravel()
+    for ax, values in zip((distances, risks, derived), terms, strict=True):
         _bands(ax, values)
+    for number, (label, by_round) in enumerate(counts.items()):
+        style = f"{MARKERS[number]}{STYLES[number]}"
+        rows.plot(list(by_round), list(by_round.values()), style, markersize=4, label=label)
+    rows.grid(alpha=0.3)
+    rows.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for ax in (distances, risks, derived, rows):
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
-    _distance_axis(left)
-    middle.set(xlabel="round", ylabel=f"share of wrong decisions ({BAND})")
-    right.set(xlabel="round", ylabel="from numbers of rows")
-    right.set_ylim(bottom=0)
+    _distance_axis(distances)
+    risks.set(xlabel="round", ylabel=f"share of wrong decisions ({BAND})")
+    derived.set(xlabel="round", ylabel="from numbers of rows")
+    rows.set(xlabel="round", ylabel="rows of all clients")
+    derived.set_ylim(bottom=0)
+    rows.set_ylim(bottom=0)
     save(figure, path)
 
 

@@ -74,6 +74,7 @@ DISTANCES = {"distance_labeled": "labeled rows", "distance_pseudo": "with a pseu
 RISKS = {"risk": "risk on labeled rows", "lambda_bound": "lambda, at most"}
 COUNTED = {"sample_term": "sample term", "sample_term_both": "of both", "share": "share of labeled rows"}
 """Terms that are drawn -> their names in the picture."""
+KINDS = ("labeled", "pseudo")
 
 
 def sample_term(rows: int, dimension: int, clients: int, delta: float = DELTA) -> float:
@@ -299,7 +300,13 @@ def _write(rows: Sequence[tuple[int, ClientTerms]], out: Path, missing: str) -> 
             }
             for names in (DISTANCES, RISKS, COUNTED)
         ]
-        draw_theory(drawn, out / "theory.png")
+        labeled, pseudo = ({r: sum(getattr(t, kind) for t in by_round[r]) for r in by_round} for kind in KINDS)
+        counts = {
+            "labeled": labeled,
+            "with a pseudo-label": pseudo,
+            "N*": {r: labeled[r] + pseudo[r] for r in by_round},
+        }
+        draw_theory(drawn, counts, out / "theory.png")
     metrics = {
         round_: {f"theory/{name}": value for name, value in values.items() if np.isfinite(value)}
         for round_, values in means.items()

@@ -27,7 +27,7 @@ from anchorfl.pipeline.algorithm.contract import (
 )
 from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.parameters import log_prior, weights_of
-from anchorfl.tasks.contract import Batch, ClientData
+from anchorfl.tasks.contract import Batch, ClientData, Objective
 
 TAGS = "tags"
 """Name of a client's tags in its memory, int8 [N, C]: 1 positive, -1 negative, 0 none."""
@@ -75,10 +75,7 @@ class TagTrainer(ClientTrainer[TagState, TagUpdate]):
 
     def data(self) -> ClientData:
         """Return the client's rows, with its tags in the place of labels."""
-        data, tagged_NC = self.ctx.data, self.tags_NC != 0
-        y_NC = torch.where(tagged_NC, (self.tags_NC > 0).to(data.y_NC), data.y_NC)
-        known_NC = torch.where(tagged_NC, 1.0, data.known_NC)
-        return replace(data, y_NC=y_NC, known_NC=known_NC, weight_NC=self.ctx.objective.weights(y_NC, known_NC))
+        return with_tags(self.ctx.data, self.tags_NC, self.ctx.objective)
 
     def active(self, data: ClientData) -> Tensor:
         active_N = super().active(data)
@@ -95,14 +92,33 @@ class TagTrainer(ClientTrainer[TagState, TagUpdate]):
     def update(self) -> TagUpdate:
         data, weights = self.ctx.data, weights_of(self.model)
         if not self.makes_prototypes:
-            return TagUpdate(weights, data.y_NC.new_zeros(0, 0), data.y_NC.new_zeros(0, dtype=torch.bool))
-        z_ND = self.ctx.infer(self.model, data)
-        in_NP = torch.cat([data.known_NC * (1 - data.y_NC), data.known_NC * data.y_NC], 1).double()
-        rows_PD = in_NP.T @ z_ND.double() / in_NP.sum(0).clamp(min=1)[:, None]
-        return TagUpdate(weights, rows_PD.to(z_ND.dtype), in_NP.any(0))
+            return TagUpdate(weights, *no_prototypes(data))
+        return TagUpdate(weights, *prototypes(self.ctx.infer(self.model, data), data))
 
     def memory(self) -> Tensors:
         return super().memory() | {TAGS: self.tags_NC}
+
+
+def with_tags(data: ClientData, tags_NC: Tensor, objective: Objective) -> ClientData:
+    """Return a client's rows with tags, int8 [N, C], in the place of labels."""
+    tagged_NC = tags_NC != 0
+    y_NC = torch.where(tagged_NC, (tags_NC > 0).to(data.y_NC), data.y_NC)
+    known_NC = torch.where(tagged_NC, 1.0, data.known_NC)
+    return replace(data, y_NC=y_NC, known_NC=known_NC, weight_NC=objective.weights(y_NC, known_NC))
+
+
+def prototypes(z_ND: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
+    """Return mean representations [P, D] of the rows that are known to be without each class, and with it; and which
+    of them there are, bool [P].
+    """
+    in_NP = torch.cat([data.known_NC * (1 - data.y_NC), data.known_NC * data.y_NC], 1).double()
+    rows_PD = in_NP.T @ z_ND.double() / in_NP.sum(0).clamp(min=1)[:, None]
+    return rows_PD.to(z_ND.dtype), in_NP.any(0)
+
+
+def no_prototypes(data: ClientData) -> tuple[Tensor, Tensor]:
+    """Return what stands for prototypes while none are made."""
+    return data.y_NC.new_zeros(0, 0), data.y_NC.new_zeros(0, dtype=torch.bool)
 
 
 def new_tags(z_ND: Tensor, state: TagState, open_NC: Tensor, positive_share: float, negative_share: float) -> Tensor:

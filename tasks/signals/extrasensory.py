@@ -11,9 +11,10 @@ looks at no timestamps, so that it joins minutes that are hours apart.
 
 The test split is one of five folds. ``users``, the default variant: the data set's own folds of whole users
 (``cv_5_folds``); without that folder, folds of whole users are drawn with a seed of the task's own. ``sequences``:
-folds of sequences before they are cut, whoever's they are, as FedAlign's authors draw them
-(dataset/dataset_extrasensory.py, with the run's seed: ``split_seed = "none"``); drawn here once, so that five runs test
-every sequence once. The same users are then on both sides, and scores are higher.
+folds of sequences before they are cut, whoever's they are; drawn once, so that five runs test every sequence once.
+The same users are then on both sides, and scores are higher. With a ``split_seed`` they are scikit-learn's
+``KFold(5, shuffle=True, random_state=split_seed)``, as FedAlign's authors have it (dataset/dataset_extrasensory.py),
+who draw with the run's seed (``none``) and test fold 0 at their first seed, 1 at the second, and so on (``fold``).
 Counts of 16 of the 60 users (the files that tests read where they are present): 58988 minutes, 50559 with a positive
 label, 9754 sequences of 5.2 minutes on average. Origin: Vaizman, Ellis and Lanckriet, IEEE Pervasive Computing 16(4),
 2017; terms: publicly available, publications must cite that paper; no licence to redistribute is stated.
@@ -92,8 +93,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
         raise InputError(f"[task] fold = {options.fold} must be one of 0..{FOLDS - 1}: extrasensory has {FOLDS} folds")
     paths = _users(find_files(folder, FILES))
     whole_users = variant(extrasensory(), options) == USERS
-    split_seed = options.seed_of_split(SPLIT_SEED)
-    fold_U = _folds(folder, tuple(paths), split_seed) if whole_users else []
+    fold_U = _folds(folder, tuple(paths), options.seed_of_split(SPLIT_SEED)) if whole_users else []
     if whole_users and options.fold not in fold_U:
         present = ", ".join(map(str, sorted(set(fold_U))))
         raise InputError(
@@ -109,7 +109,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     if whole_users:
         fold_N = np.repeat(fold_U, [len(u.length_N) for u in users])
     else:
-        fold_N = _folds_of_sequences(sequence_N, split_seed)
+        fold_N = _folds_of_sequences(sequence_N, options)
     return bad.noted(_table(tuple(paths), users, sequence_N, fold_N == options.fold))
 
 
@@ -141,11 +141,23 @@ def _all_sequences(users: Sequence[_User]) -> Ints:
     return np.concatenate([start + u.sequence_N for start, u in zip(start_U, users, strict=False)])
 
 
-def _folds_of_sequences(sequence_N: Ints, seed: int) -> Ints:
+def _folds_of_sequences(sequence_N: Ints, options: TaskOptions) -> Ints:
     """Return the fold of every piece: that of its whole sequence."""
-    order = np.random.default_rng(seed).permutation(int(sequence_N.max(initial=-1)) + 1)
-    fold_Q = np.empty(len(order), dtype=np.int64)
-    fold_Q[order] = np.arange(len(order)) % FOLDS
+    fold_Q = np.empty(int(sequence_N.max(initial=-1)) + 1, dtype=np.int64)
+    seed = options.seed_of_split(SPLIT_SEED)
+    if options.split_seed == -1:
+        order_Q = np.random.default_rng(seed).permutation(len(fold_Q))
+        fold_Q[order_Q] = np.arange(len(fold_Q)) % FOLDS
+    elif seed >= 1 << 32:
+        raise InputError(f"[task] split_seed = {seed}: KFold's seeds lie below 2^32; take one of them")
+    elif len(fold_Q) < FOLDS:
+        raise InputError(f"extrasensory: {len(fold_Q)} sequences are too few for {FOLDS} folds; get more of the files")
+    else:
+        from sklearn.model_selection import KFold  # slow to import, and nothing else needs it
+
+        drawn = KFold(FOLDS, shuffle=True, random_state=seed)
+        for fold, (_, tested_Q) in enumerate(drawn.split(fold_Q)):
+            fold_Q[tested_Q] = fold
     return np.asarray(fold_Q[sequence_N])
 
 

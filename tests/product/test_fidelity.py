@@ -41,7 +41,7 @@ def test_every_place_exists_and_holds_the_name():
             file = ROOT / path
             if not file.is_file():
                 missing.append(f"{number}: {path} is not there")
-            elif name and name not in file.read_text(encoding="utf-8"):
+            elif name and not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", file.read_text(encoding="utf-8")):
                 missing.append(f"{number}: {name} is not in {path}")
     assert not missing, "\n".join(missing)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -110,6 +112,23 @@ def test_what_is_missing_is_run(paper, ray_running, capsys):
     assert "4 found in runs, 0 to run" in capsys.readouterr().out
     assert {p: p.stat().st_mtime_ns for p in Path("runs").glob("digits-*/*") if p in before} == before
     assert mlflow_rounds()["table-toy"] == [4]
+
+
+def test_the_suite_again_makes_the_same_page(ray_running, tmp_path, monkeypatch):
+    """In another folder, but for hours and the folder's name: every score and byte. Ranks follow from the scores."""
+    monkeypatch.chdir(tmp_path)
+    pages = []
+    for folder in ("runs-1", "runs-2"):
+        words = ["--data", "suite-digits-masks-2", "--rows", "anchor,fedavg", "--seeds", "4321", *SHORT]
+        assert main(["benchmark", *words, "--tracking.uri", "none", "--runs", folder]) == 0
+        with open(f"{folder}/table-suite/table.csv", newline="") as stream:
+            figures = [{**row, "cpu_hours_per_run": "", "runs": ""} for row in csv.DictReader(stream)]
+        text = Path(f"{folder}/table-suite/table.md").read_text().replace(folder, "FOLDER")
+        text = re.sub(r"\| [\d.e-]+ \|$|[\d.e-]+(?= CPU hours)", "", text, flags=re.MULTILINE)
+        pages.append((figures, text))
+    assert pages[0] == pages[1]
+    assert [row["row"] for row in pages[0][0]] == ["Anchor", "Anchor", "FedAvg", "FedAvg"]
+    assert float(pages[0][0][0]["mean"]) > 20
 
 
 def test_a_varied_option(paper, ray_running, capsys):

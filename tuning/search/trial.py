@@ -37,6 +37,7 @@ from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import lock_run, write_config
 from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_records
 from anchorfl.pipeline.terminal import say_error
+from anchorfl.pipeline.training.errors import fault_line
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError, PreparedDataError, first_line
 from anchorfl.tuning.search.backup import backup_of, set_aside
@@ -138,7 +139,10 @@ def report_errors(train: Callable[[dict[str, Any], Any], None], config: dict[str
     except Exception as error:
         while _ACTOR_POOLS:  # their server may be what died
             _ACTOR_POOLS.popitem()[1].close()
-        report = {"round": 0, "score": 0.0, ERROR: traceback.format_exc()}
+        trace, line = traceback.format_exc(), fault_line(error)
+        if line != first_line(error):  # it says where in a plug-in, and the last line is what tables and sweeps show
+            trace += f"{line}\n"
+        report = {"round": 0, "score": 0.0, ERROR: trace}
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if full or isinstance(error, PreparedDataError):  # no fault of its point: all others would meet it
             report[ENDS] = first_line(error)

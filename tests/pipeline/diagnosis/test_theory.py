@@ -73,6 +73,7 @@ def test_the_table_of_a_run_with_pseudo_labels(diagnosed, task):
     assert len(compared) == (4 if task == "toy-multi" else 0)
     assert any(f"(smaller at {smaller} of {len(compared)} clients" in line for line in lines) == bool(compared)
     assert (folder / "diagnosis" / "theory.png").stat().st_size > 10_000
+    assert "rows of all clients" in (folder / "diagnosis" / "theory.svg").read_text()
     noted = json.loads((folder / "diagnosis" / "diagnosis.json").read_text())["parts"]["theory"]
     assert (noted["delta"], noted["repeats"]) == (0.05, 5)
     if task == "toy-single":  # a softmax has no loss on a negative: as many rows as positives

@@ -15,6 +15,7 @@ from anchorfl.pipeline.algorithm.control_variates import ControlUpdate
 from anchorfl.pipeline.algorithm.label_collection import label_digest, message_of
 from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.feddyn import FedDyn
+from anchorfl.pipeline.methods.fedmlp import TAGS, FedMLP, new_tags
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.contract import Card
 from benchmarks.anchor_parts import (
@@ -26,12 +27,14 @@ from benchmarks.anchor_parts import (
     Pseudo,
     Pulled,
     RowsOfKnowing,
+    Slow,
     Spread,
     SpreadApart,
     Sure,
+    Tagged,
 )
 from tests.pipeline import compared
-from tests.pipeline.compared import AWARE, C, N
+from tests.pipeline.compared import AWARE, C, D, N
 from tests.pipeline.methods.test_anchor import ALONE, named
 from tests.runs import quiet
 from tests.tiny_bert import saved_bert
@@ -67,6 +70,57 @@ def test_class_embeddings_that_are_not_pulled_are_anchors_and_wholly_pulled_stay
     half = compared.history(replace(e, method=Pulled()))[0][3]
     after = compared.history(e)[0][3][TABLE]
     assert torch.equal(half[TABLE], torch.lerp(after, half["first_CD"], 0.5))
+
+
+def test_slow_class_embeddings_go_a_part_of_the_way(experiment):
+    e = experiment("anchor")
+    compared.assert_same_bits(compared.history(replace(e, method=Slow(share=1.0))), compared.history(e))
+    first_CD = make_run_spec(e, quiet).model().state_dict()["head.table"]
+    whole, tenth = (compared.history(replace(e, method=m))[0][3] for m in (Anchor(), Slow()))
+    torch.testing.assert_close(tenth[TABLE], torch.lerp(first_CD, whole[TABLE], 0.1))
+    others = [name for name in whole if name.startswith("weights/") and name != TABLE]
+    assert all(torch.equal(tenth[name], whole[name]) for name in others)
+
+
+def test_before_the_first_tags_it_is_anchor_bit_for_bit(experiment):
+    e = experiment("anchor", "toy-multi")
+    compared.assert_same_bits(compared.history(replace(e, method=Tagged(warm_up=99))), compared.history(e))
+
+
+def test_tags_and_prototypes_are_fedmlps(experiment, monkeypatch):
+    """The same tags in the place of labels, and means of the same rows; what is not tagged stays expected."""
+    fedmlp = FedMLP(positive_share=0.5, negative_share=0.4, warm_up=1)
+    monkeypatch.setattr(Tagged, "rule", fedmlp)  # the toy's clients have too few rows for its defaults
+    method = Tagged()
+    local, _ = compared.started(method, "multi", model=named())
+    state = replace(
+        local.ctx.state,
+        rows_PD=torch.randn(2 * C, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64),
+        held_P=torch.ones(2 * C, dtype=torch.bool),
+    )
+    tagged = method.trainer(replace(local.ctx, state=state, round=2))
+    given = compared.rows_of("multi")[1]
+    z_ND = local.ctx.infer(tagged.model, given)
+    open_NC = given.known_NC == 0
+    want_NC = new_tags(z_ND, state, open_NC, 0.5, 0.4)
+    assert {-1, 0, 1} == set(want_NC[open_NC].tolist())
+    assert torch.equal(tagged.memory()[TAGS], want_NC)
+    rows = tagged.data()
+    assert torch.equal(rows.known_NC, (~open_NC | (want_NC != 0)).double())
+    assert torch.equal(rows.y_NC[open_NC], (want_NC[open_NC] == 1).double())
+    assert torch.equal(tagged.open_NC, (open_NC & (want_NC == 0)).double())
+    update = tagged.update()
+    for c in range(C):
+        for half, side_N in enumerate((1 - given.y_NC[:, c], given.y_NC[:, c])):
+            rows_N = (given.known_NC[:, c] * side_N).bool()
+            assert update.held_P[half * C + c] == rows_N.any()
+            if rows_N.any():
+                torch.testing.assert_close(update.rows_PD[half * C + c], z_ND[rows_N].mean(0))
+    e = experiment("anchor", "toy-multi")
+    *_, memories, last = compared.history(replace(e, method=method))[-1]
+    assert not torch.equal(last[TABLE], compared.history(e)[-1][3][TABLE])
+    assert last["held_P"].any()
+    assert any(memory[TAGS].any() for memory in memories.values() if TAGS in memory)
 
 
 def test_names_by_adapters_are_encoded_in_every_step(experiment, tmp_path):
@@ -180,6 +234,6 @@ def test_no_part_is_anchor(experiment):
     """A part that changed nothing would say nothing."""
     e = experiment("anchor", "toy-multi")
     want = compared.history(e)[-1][3][TABLE]
-    for method in (Bent(), Pulled(), Pseudo(), OwnMean(), ByShare(), Spread()):
+    for method in (Bent(), Pulled(), Pseudo(), OwnMean(), ByShare(), Spread(), Slow()):
         assert isinstance(method, Anchor)
         assert not torch.equal(compared.history(replace(e, method=method))[-1][3][TABLE], want)

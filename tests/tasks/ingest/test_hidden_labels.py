@@ -18,8 +18,9 @@ from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.raw_table import hide_labels
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import ClientPlan, PartitionPlan
-from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.registry import find_task, task_of
 from tests.tasks.federations import QUICK
+from tests.tasks.own_tables import parquet
 
 C = 5
 
@@ -94,6 +95,43 @@ def test_prepared_clients_know_less_and_everything_else_is_as_before(name, kind)
         assert card.num_examples == len(before)
         assert bool(card.identified_C.all())
         assert np.array_equal(card.count_C, after.y_NC.sum(0))
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_a_table_whose_hidden_cells_are_empty_is_the_same(kind, tmp_path):
+    """Own tables have missing labels as empty cells: every row has the same labels, and the same are not known."""
+    rng, rows = np.random.default_rng(5), 300
+    columns = {"x": rng.normal(size=rows), "split": rng.permutation(["train", "train", "test"] * (rows // 3)).tolist()}
+    names = ["kind"] if kind == "single" else ["a", "b", "c"]
+    columns |= {name: rng.integers(3 if kind == "single" else 2, size=rows).tolist() for name in names}
+    base = TaskOptions(
+        label_columns=",".join(names),
+        input_columns="x",
+        split_column="split",
+        partition="iid",
+        clients=3,
+        validation=0.0,
+    )
+
+    def labels(columns, options):
+        """Return (row, label, known) of every training row, by row."""
+        options = replace(options, file=parquet(tmp_path, columns, f"{options.hidden_labels}.parquet"))
+        made = prepare(task_of(options), options, 4, engine="local")
+        parts = [made.client(client, Objective(kind)) for client in range(3)]
+        row_N = np.concatenate([made.client_columns(client, ["row"])["row"].to_numpy() for client in range(3)])
+        y_NC, known_NC = (np.concatenate([getattr(part, name) for part in parts]) for name in ("y_NC", "known_NC"))
+        order = row_N.argsort()
+        return row_N[order], y_NC[order], known_NC[order]
+
+    row_N, y_NC, known_NC = labels(columns, replace(base, hidden_labels=0.5))
+    assert 0.3 < known_NC.mean() < 0.7
+    emptied = {name: list(values) for name, values in columns.items()}
+    for c, name in enumerate(names):
+        for row in row_N[known_NC[:, c] == 0]:
+            emptied[name][row] = None
+    again = labels(emptied, base)
+    for one, other in zip((row_N, y_NC, known_NC), again, strict=True):
+        assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import KFold, train_test_split
 
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.tasks.contract import InputSpec, Objective
@@ -129,7 +129,7 @@ def test_a_sequence_is_on_one_side_of_the_validation_split(es_twin, tmp_path):
 
 
 def test_folds_may_be_drawn_by_the_seed_of_the_run(es_twin, tmp_path):
-    """As FedAlign's authors, 5 parts anew for each seed, by a draw of our own."""
+    """As FedAlign's authors: scikit-learn's KFold over whole sequences, anew for each seed."""
     base = options(variant="sequences", fold=-1, root=str(es_twin), cache=str(tmp_path), partition="iid", clients=2)
     own = replace(base, split_seed=None)
     assert canonicalize_options(extrasensory(), own, 4321) == replace(base, fold=1, split_seed=4321)
@@ -138,6 +138,14 @@ def test_folds_may_be_drawn_by_the_seed_of_the_run(es_twin, tmp_path):
     rows = [read(es_twin, replace(base, fold=0, split_seed=seed)).column("split").to_pylist() for seed in (5, 10, 5)]
     assert rows[0] == rows[2] != rows[1]
     assert [m.test for m in tested] == [split.count("test") for split in rows[:2]]
+    table = read(es_twin, replace(base, fold=0))
+    sequences = 1 + max(table["piece_of"].to_pylist())
+    for fold, (_, tested_Q) in enumerate(KFold(5, shuffle=True, random_state=5).split(range(sequences))):
+        of_fold = read(es_twin, replace(base, fold=fold, split_seed=5))
+        rows = of_fold.filter(pc.equal(of_fold["split"], "test"))
+        assert set(rows["piece_of"].to_pylist()) == set(tested_Q.tolist())
+    with pytest.raises(InputError, match="split_seed = 4294967296: KFold's seeds lie below"):
+        read(es_twin, replace(base, fold=0, split_seed=1 << 32))
     with pytest.raises(InputError, match="split_seed = -2: must be at least 0"):
         canonicalize_options(extrasensory(), replace(base, split_seed=-2), 0)
 

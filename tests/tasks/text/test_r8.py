@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import random  # noqa: TID251 - the generator of the authors' code
 import re
 from dataclasses import replace
 
@@ -135,10 +137,22 @@ def test_the_real_federation_looks_like_the_papers(data_folder, tmp_path):
     assert length_N.double().mean() == pytest.approx(66, abs=5)
 
 
+ORDER = ("trade", "grain", "ship", "acq", "earn", "money-fx", "interest", "crude")
+"""R8's classes as the authors' code has them."""
+
+
+def test_the_presets_have_the_class_sets_of_the_authors_code():
+    """Three classes for one client after the other, from Python's own generator with the run's seed."""
+    sets = json.loads(read_preset("r8-8/fedalign").task.client_classes)
+    assert list(sets) == ["4321", "4322", "4323", "4324", "4325"]
+    for seed, of_clients in sets.items():
+        drawn = random.Random(int(seed))
+        assert of_clients == [drawn.sample(ORDER, 3) for _ in range(8)]
+
+
 @pytest.mark.data
 def test_the_presets_give_each_class_to_as_many_clients_as_the_authors_code(data_folder, tmp_path):
-    """Trade, grain, ship, acq, earn, money-fx, interest, crude, by seed; the classes of other seeds are drawn."""
-    order = ("trade", "grain", "ship", "acq", "earn", "money-fx", "interest", "crude")
+    """By seed, in the order of ``ORDER``; the classes of other seeds are drawn."""
     counts = {
         4321: [4, 4, 1, 4, 2, 3, 3, 3],
         4322: [4, 6, 3, 4, 2, 3, 0, 2],
@@ -151,7 +165,7 @@ def test_the_presets_give_each_class_to_as_many_clients_as_the_authors_code(data
         options = replace(read_preset("r8-8/fedalign").task, cache=str(tmp_path))
         manifest = prepare(find_task("r8"), options, seed, engine="local", log=lines.append).manifest
         identified = [CLASSES[c] for classes in manifest.classes for c in classes]
-        assert [identified.count(name) for name in order] == count
+        assert [identified.count(name) for name in ORDER] == count
         assert [CLASSES[c] for c in np.flatnonzero(manifest.uncovered_C())] == ["interest"] * (seed == 4322)
         assert ("class 'interest'" in lines[-1]) == (seed == 4322)
         redrawn = replace(read_preset("r8-8-redrawn/fedalign").task, cache=str(tmp_path))

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random  # noqa: TID251 - a generator of its own, for the order of the trials
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -417,7 +418,9 @@ def test_which_errors_are_of_no_point(monkeypatch, error, ends):
 
     trial_module.report_errors(training, {}, None)
     assert [ENDS in report for report in reports] == [ends]
-    assert ERROR in reports[0]
+    line = tune_adapter.last_line(reports[0][ERROR])  # this file is no library's, as a plug-in's
+    assert line.startswith(f"{type(error).__name__}: {error} (")
+    assert re.search(r"test_study\.py:\d+\)$", line)
 
 
 def test_a_ledger_that_cannot_be_written_says_so_in_its_own_words(tmp_path, monkeypatch):
