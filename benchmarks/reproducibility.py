@@ -28,7 +28,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from anchorfl.pipeline.results.compare import load_run
 from anchorfl.pipeline.results.picture import svg
+from anchorfl.pipeline.storage.run_folder import RESULT
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.command import parse_args
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
@@ -57,6 +59,7 @@ from anchorfl.tuning.tables.statistics import (
     WITHIN_NOISE,
     Table,
     TableEntry,
+    busy_hours,
     dropped_client_notes,
     table_of,
 )
@@ -633,7 +636,9 @@ def parts(records: Records, archive: str, of: str) -> str:
     """Show what Anchor's parts are worth, or others would add. of: one of ``anchor_ablation.TABLES``."""
     lines = ["<details><summary>Command and records</summary>", "", "```sh"]
     lines += [f"mkdir kept && tar -xf benchmarks/results/{archive}.tar.xz -C kept"]
-    lines += ["python -m benchmarks.anchor_ablation kept --show", "```", "", "</details>"]
+    spent = [busy_hours(load_run(f, "validation")) for f in records.runs(archive).iterdir() if (f / RESULT).exists()]
+    lines += ["python -m benchmarks.anchor_ablation kept --show", "```", ""]
+    lines += [f"{len(spent)} runs in the archive, {sum(spent):.2f} CPU hours.", "", "</details>"]
     return "\n".join([anchor_ablation.table(records.runs(archive), of), "", *lines])
 
 
