@@ -233,8 +233,18 @@ def category_words(column: Column) -> Column:
     """Return the words of a column, without spaces around them: null where nothing stands, or where it is no text."""
     if not pa.types.is_string(column.type):
         return pa.nulls(len(column), pa.string())
-    column = pc.utf8_trim_whitespace(column)
+    column = one_form(column)
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def one_form(column: Column) -> Column:
+    """Return texts without spaces around them, and with composed accents: what looks the same is the same."""
+    column = pc.utf8_trim_whitespace(column)
+    words = pc.unique(column)
+    composed = [text and unicodedata.normalize("NFC", text) for text in words.to_pylist()]  # pyarrow 25's decomposes
+    if composed == words.to_pylist():
+        return column
+    return pc.take(pa.array(composed, pa.string()), pc.index_in(column, value_set=words))
 
 
 def categories_of(file: TableFile, name: str) -> tuple[str, ...]:

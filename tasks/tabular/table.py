@@ -36,6 +36,7 @@ from anchorfl.tasks.tabular.reading import Faults, listed
 from anchorfl.tasks.tabular.schema import (
     OWN_OPTIONS,
     Schema,
+    one_form,
     option_path,
     schema_of,
     schema_of_model,
@@ -282,7 +283,7 @@ def _subjects(column: Column, name: str, faults: Faults) -> Column:
                 f"{faults.path}: column {name!r} holds {large[0]:g}: numbers of clients from 2^53 on run into each"
                 " other; store them as text"
             )
-    column = pc.utf8_trim_whitespace(column.cast(pa.string()))  # "north " is nobody else
+    column = one_form(column.cast(pa.string()))  # "north " is nobody else
     empty_N = pc.fill_null(pc.equal(column, ""), True).to_numpy()
     faults.add(empty_N, lambda i: f"column {name!r} is empty; say whose row it is or remove the row")
     odd = pa.array([text for text in pc.unique(column).to_pylist() if text and has_controls(text)], pa.string())

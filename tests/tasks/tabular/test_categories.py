@@ -49,6 +49,16 @@ def values_of(encoded):
     return x[:, 1::2]
 
 
+def test_words_with_accents_of_either_form_are_one(tmp_path):
+    accents = {"green": "gr\u00fcn", " red ": "gru\u0308n"}
+    columns = flowers() | {"colour": [accents.get(text, text) for text in flowers()["colour"]]}
+    task, raw, options = table(parquet(tmp_path, columns), split_column="part")
+    spec = fitted(raw, task, options)
+    assert spec.columns.categories["colour"] == ("gr\u00fcn", "red")
+    at = spec.columns.inputs.index("colour")
+    assert values_of(task.encode(raw, spec))[:5, at].tolist() == [0, 1, 0, 1, 0]
+
+
 @pytest.mark.parametrize("inputs", ["", "length,colour,width,soil"])
 def test_categories_are_those_of_training_and_stay_0_and_1_in_the_order_of_the_columns(tmp_path, inputs):
     task, raw, options = table(parquet(tmp_path, flowers()), split_column="part", input_columns=inputs)

@@ -233,6 +233,11 @@ def test_clients_and_splits_come_from_columns(tmp_path):
     assert raw["subject"].to_pylist()[:5] == ["h0", "h1", "h2", "h3", "h0"]
     spaced = columns | {"site": [f" {s}" if i % 5 == 0 else s for i, s in enumerate(columns["site"])]}
     assert table(parquet(tmp_path, spaced), client_column="site", split_column="part")[1]["subject"] == raw["subject"]
+    accents = [columns | {"site": [s.replace("h", e) for s in columns["site"]]} for e in ("\u00e9", "e\u0301")]
+    both = columns | {"site": [accents[i % 3 // 2]["site"][i] for i in range(60)]}
+    composed, mixed = (parquet(tmp_path, made, name) for made, name in ((accents[0], "1.parquet"), (both, "2.parquet")))
+    options = {"client_column": "site", "split_column": "part"}
+    assert table(mixed, **options)[1]["subject"] == table(composed, **options)[1]["subject"], "accents of either form"
     assert raw["split"].to_pylist() == columns["part"]
     said = []
     path = parquet(tmp_path, columns)
