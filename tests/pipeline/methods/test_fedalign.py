@@ -8,11 +8,13 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from fedpu_one_term import FedAlignWithLabeledTerm, FedAlignWithUnlabeledTerm
 from fedpu_terms import FedAlignWithTerms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorfl.models.build import build
+from anchorfl.models.heads import LabelHead
 from anchorfl.models.options import ModelOptions
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext, ServerState, Update
@@ -27,6 +29,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.saved_model import load_model
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
+from tests.pipeline import compared
 from tests.runs import quiet
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -435,3 +438,19 @@ def test_fedpus_terms_at_weight_0_are_fedalign(experiment, finished_run):
     for weight in (0.0, 1.0):
         terms = FedAlignWithTerms(**asdict(e.method), lambda_=weight)
         assert (finished_run(replace(e, method=terms)).checksum == plain) == (weight == 0)
+
+
+def test_fedpus_two_terms_are_its_one_and_its_other():
+    """Less FedAlign's own, the gradients of ``fedpu_one_term.py`` add up to those of ``fedpu_terms.py``."""
+    names_CD = torch.randn(compared.C, compared.D, generator=torch.Generator().manual_seed(2))
+    methods = (FedAlign(), FedAlignWithUnlabeledTerm(), FedAlignWithLabeledTerm(), FedAlignWithTerms())
+    plain, unlabeled, labeled, both = (
+        compared.gradient(*compared.started(method, model=compared.dense(LabelHead(names_CD, compared.D, unit=True))))[
+            1
+        ]
+        for method in methods
+    )
+    for name, slope in both.items():
+        parts = [unlabeled[name] - plain[name], labeled[name] - plain[name]]
+        assert all(np.abs(part).max() > 1e-3 for part in parts), name
+        np.testing.assert_allclose(slope - plain[name], sum(parts), rtol=0, atol=1e-12)
