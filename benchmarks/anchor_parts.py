@@ -21,6 +21,7 @@ from anchorfl.pipeline.algorithm.control_variates import ControlledTrainer, Cont
 from anchorfl.pipeline.algorithm.exact_sums import Contribution, Means, Term
 from anchorfl.pipeline.algorithm.expected_labels import identified_rows
 from anchorfl.pipeline.algorithm.label_collection import LabelMessage
+from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.pipeline.algorithm.pseudo_labels import anchor_scores, pseudo_annotate
 from anchorfl.pipeline.algorithm.spreadout import gradient, nearest_rows, slope
 from anchorfl.pipeline.methods.anchor import Anchor, AnchorState, ExpectingTrainer
@@ -264,17 +265,27 @@ class TaggedTrainer(ExpectingTrainer):
 
 @dataclass(frozen=True, kw_only=True)
 class Tagged(Anchor):
-    """Prototypes tag rows in every round, as FedMLP's do with its defaults; what is not tagged is expected."""
+    """After ``warm_up`` rounds prototypes tag rows in every round, as FedMLP's do; what is not tagged is expected.
+
+    Ten times FedMLP's default shares, which are less than a row of clients with a hundred.
+    """
 
     name = "anchor-tagged"
     supports = Supports(kinds=("multi",))
 
     warm_up: int = FedMLP.warm_up
     """Rounds before the first tags."""
+    positive_share: float = 10 * FedMLP.positive_share
+    """Share of a client's rows near the positive prototype that a round tags."""
+    negative_share: float = 10 * FedMLP.negative_share
+    """Share of its rows near the negative prototype."""
 
     @property
     def rule(self) -> FedMLP:
-        return FedMLP(warm_up=self.warm_up, weighting=self.weighting)
+        return FedMLP(
+            warm_up=self.warm_up, positive_share=self.positive_share, negative_share=self.negative_share,
+            weighting=self.weighting,
+        )  # fmt: skip
 
     def begin(self, ctx: ServerContext) -> TaggedState:
         rows_PD = torch.zeros_like(ctx.model.head.classes()).repeat(2, 1)
@@ -290,6 +301,31 @@ class Tagged(Anchor):
     def merge(self, state: TaggedState, means: Means, ctx: ServerContext) -> TaggedState:
         tagging = self.rule.merge(state, means, ctx)
         return replace(super().merge(state, means, ctx), rows_PD=tagging.rows_PD, held_P=tagging.held_P)
+
+
+class AdjustedTrainer(ExpectingTrainer):
+    def __init__(self, ctx: ClientContext[AnchorState], method: Adjusted) -> None:
+        super().__init__(ctx, method)
+        sides = (ctx.data.y_NC, 1 - ctx.data.y_NC)
+        positive_C, negative_C = ((ctx.data.known_NC * side_NC).sum(0) for side_NC in sides)
+        prior_C = log_prior(positive_C, method.tau) - log_prior(negative_C, method.tau)
+        self.prior_C = prior_C.to(ctx.data.y_NC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjusted(Anchor):
+    """Several labels a row: the client's known positives and negatives of a class adjust its logits in the labels'
+    loss, as FedMLP's do.
+    """
+
+    name = "anchor-adjusted"
+    supports = Supports(kinds=("multi",))
+
+    tau: float = FedMLP.tau
+    """Power of the shares."""
+
+    def trainer(self, ctx: ClientContext[AnchorState]) -> AdjustedTrainer:
+        return AdjustedTrainer(ctx, self)
 
 
 @dataclass(frozen=True)

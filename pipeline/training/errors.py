@@ -13,7 +13,9 @@ from anchorfl.tasks.errors import first_line
 FaultKind = Literal["exception", "crash", "deadline", "memory", "rejected"]
 """The client raised; its process died; it did not answer in time; it ran out of memory; its update cannot be merged."""
 
-LIBRARIES = frozenset({"anchorfl", "numpy", "ray", "scipy", "torch", *sys.stdlib_module_names})
+LIBRARIES = frozenset(
+    {"anchorfl", "mlflow", "numpy", "pyarrow", "ray", "scipy", "sklearn", "torch", *sys.stdlib_module_names}
+)
 """Packages whose lines do not say where a plug-in went wrong."""
 INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages. A plug-in may be in one as well, beside the libraries that it calls."""
@@ -47,7 +49,7 @@ class LostError(RuntimeError):
 
 
 def fault_line(error: BaseException) -> str:
-    """Return an exception of a client as one line; where it passed through a plug-in also the plug-in's innermost line:
+    """Return an exception as one line; where it passed through a plug-in also the plug-in's innermost line:
     ``ValueError: no rows (mine.py:12)``.
     """
     line = first_line(error)

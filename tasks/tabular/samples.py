@@ -33,7 +33,7 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.signals.series import REAL
 from anchorfl.tasks.tabular.in_memory import is_in_memory
 from anchorfl.tasks.tabular.reading import Faults, listed
-from anchorfl.tasks.tabular.schema import Inputs, Schema, category_words
+from anchorfl.tasks.tabular.schema import Inputs, Schema, category_words, composed
 from anchorfl.tasks.text.words import encode_text, token_spec
 
 IMAGE_SIZE = 64
@@ -149,7 +149,8 @@ def width(spec: InputSpec) -> int:
 
 def places(column: Column, words: Sequence[str]) -> Floats:
     """Return the place of every word in ``words``, NaN where there is none or another: float64 [N]."""
-    index = pc.index_in(category_words(column), value_set=pa.array(words, pa.string()))
+    known = pa.array(map(composed, words), pa.string())  # a saved model may have other forms
+    index = pc.index_in(category_words(column), value_set=known)
     place_N: Floats = index.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return place_N
 
@@ -196,8 +197,8 @@ def _one_hot(table: Table, columns: Columns, words: Mapping[str, Sequence[str]])
     for column, name in enumerate(columns.inputs):
         x_N1 = x_ND[:, column : column + 1]
         if name in columns.categories:
-            place = {word: i for i, word in enumerate(words[name])}
-            features = [place.get(word, -1) for word in columns.categories[name]]  # -1: no word of these rows
+            place = {composed(word): i for i, word in enumerate(words[name])}
+            features = [place.get(composed(word), -1) for word in columns.categories[name]]  # -1: in no row here
             x_N1 = (x_N1 == np.array(features)).astype(np.float64)
         parts.append(x_N1)
     at = table.column_names.index("values")

@@ -230,7 +230,7 @@ def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
 
 
 def category_words(column: Column) -> Column:
-    """Return the words of a column, without spaces around them: null where nothing stands, or where it is no text."""
+    """Return the words of a column in one form: null where nothing stands, or where it is no text."""
     if not pa.types.is_string(column.type):
         return pa.nulls(len(column), pa.string())
     column = one_form(column)
@@ -238,13 +238,18 @@ def category_words(column: Column) -> Column:
 
 
 def one_form(column: Column) -> Column:
-    """Return texts without spaces around them, and with composed accents: what looks the same is the same."""
+    """Return texts without spaces around them, and with composed accents (NFC)."""
     column = pc.utf8_trim_whitespace(column)
     words = pc.unique(column)
-    composed = [text and unicodedata.normalize("NFC", text) for text in words.to_pylist()]  # pyarrow 25's decomposes
-    if composed == words.to_pylist():
+    forms = [text and composed(text) for text in words.to_pylist()]  # pyarrow 25's own decomposes
+    if forms == words.to_pylist():
         return column
-    return pc.take(pa.array(composed, pa.string()), pc.index_in(column, value_set=words))
+    return pc.take(pa.array(forms, pa.string()), pc.index_in(column, value_set=words))
+
+
+def composed(text: str) -> str:
+    """Return a text with composed accents (NFC)."""
+    return unicodedata.normalize("NFC", text)
 
 
 def categories_of(file: TableFile, name: str) -> tuple[str, ...]:

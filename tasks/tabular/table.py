@@ -36,6 +36,7 @@ from anchorfl.tasks.tabular.reading import Faults, listed
 from anchorfl.tasks.tabular.schema import (
     OWN_OPTIONS,
     Schema,
+    composed,
     one_form,
     option_path,
     schema_of,
@@ -100,7 +101,9 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
 def _with_words(schema: Schema, spec: InputSpec) -> Schema:
     """Return a schema with the words of a form, too: rows of other files than its own have them."""
     known = spec.columns.categories if spec.columns else {}
-    words = {name: tuple(sorted({*own, *known.get(name, ())})) for name, own in schema.categories.items()}
+    words = {
+        name: tuple(sorted({*own, *map(composed, known.get(name, ()))})) for name, own in schema.categories.items()
+    }
     return replace(schema, categories=words)
 
 

@@ -15,11 +15,12 @@ from anchorfl.pipeline.algorithm.control_variates import ControlUpdate
 from anchorfl.pipeline.algorithm.label_collection import label_digest, message_of
 from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.feddyn import FedDyn
-from anchorfl.pipeline.methods.fedmlp import TAGS, FedMLP, new_tags
+from anchorfl.pipeline.methods.fedmlp import TAGS, new_tags
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.contract import Card
 from benchmarks.anchor_parts import (
     Adapted,
+    Adjusted,
     AgreeingOnly,
     Bent,
     ByShare,
@@ -87,11 +88,9 @@ def test_before_the_first_tags_it_is_anchor_bit_for_bit(experiment):
     compared.assert_same_bits(compared.history(replace(e, method=Tagged(warm_up=99))), compared.history(e))
 
 
-def test_tags_and_prototypes_are_fedmlps(experiment, monkeypatch):
+def test_tags_and_prototypes_are_fedmlps(experiment):
     """The same tags in the place of labels, and means of the same rows; what is not tagged stays expected."""
-    fedmlp = FedMLP(positive_share=0.5, negative_share=0.4, warm_up=1)
-    monkeypatch.setattr(Tagged, "rule", fedmlp)  # the toy's clients have too few rows for its defaults
-    method = Tagged()
+    method = Tagged(positive_share=0.5, negative_share=0.4, warm_up=1)
     local, _ = compared.started(method, "multi", model=named())
     state = replace(
         local.ctx.state,
@@ -121,6 +120,18 @@ def test_tags_and_prototypes_are_fedmlps(experiment, monkeypatch):
     assert not torch.equal(last[TABLE], compared.history(e)[-1][3][TABLE])
     assert last["held_P"].any()
     assert any(memory[TAGS].any() for memory in memories.values() if TAGS in memory)
+
+
+def test_logits_are_adjusted_by_what_is_known(experiment):
+    """By the odds of every class among its known labels; where the power is 0, it is Anchor."""
+    data = compared.rows_of("multi")[1]
+    adjusted = compared.started(Adjusted(tau=0.7), "multi", model=named())[0]
+    positive_C, negative_C = ((data.known_NC * side_NC).sum(0) for side_NC in (data.y_NC, 1 - data.y_NC))
+    assert positive_C[:2].all()
+    want_C = 0.7 * torch.log(positive_C.clamp(min=1) / negative_C.clamp(min=1))
+    torch.testing.assert_close(adjusted.prior_C, want_C)
+    e = experiment("anchor", "toy-multi")
+    compared.assert_same_bits(compared.history(replace(e, method=Adjusted(tau=0.0))), compared.history(e))
 
 
 def test_names_by_adapters_are_encoded_in_every_step(experiment, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,8 @@ def test_words_with_accents_of_either_form_are_one(tmp_path):
     assert spec.columns.categories["colour"] == ("gr\u00fcn", "red")
     at = spec.columns.inputs.index("colour")
     assert values_of(task.encode(raw, spec))[:5, at].tolist() == [0, 1, 0, 1, 0]
+    older = replace(spec.columns, categories=spec.columns.categories | {"colour": ("gru\u0308n", "red")})
+    assert task.encode(raw, replace(spec, columns=older)) == task.encode(raw, spec)
 
 
 @pytest.mark.parametrize("inputs", ["", "length,colour,width,soil"])
