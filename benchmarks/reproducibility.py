@@ -112,6 +112,13 @@ KEPT = {
         ("r8-8-redrawn",),
         'fedalign --data r8-8-redrawn --row "Anchor = fedavg --method.name anchor" --rows scaffold,fedpu,fedalign',
     ),
+    "r8-8-redrawn-more": Kept(
+        ("r8-8-redrawn-more",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4326,4327,4328"
+    ),
+    "r8-8-redrawn-more-anchor": Kept(
+        ("r8-8-redrawn-more",),
+        'fedalign --data r8-8-redrawn --row "Anchor = fedavg --method.name anchor" --rows fedalign --seeds 4326',
+    ),
     "r8-8-redrawn-again": Kept(("r8-8-redrawn-again",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4321"),
     "r8-8-redrawn-scaffold-rate": Kept(
         ("r8-8-redrawn",),
