@@ -241,13 +241,13 @@ def test_a_backup_client_trains_in_place_of_one_that_died(faulty, opened):
 
 def test_a_client_that_answered_in_time_is_heard_however_long_the_driver_took(faulty, opened, monkeypatch):
     """The driver spends more than the deadline on the first answer; the second has come in meanwhile."""
-    executor = opened(faulty(deadline=3.0))
+    executor = opened(faulty(deadline=6.0))
     executor.round(1, [0, 1], nobody)  # workers have started
     real, slept = Server.collect_part, []
 
     def slow(self, *arguments):
         if not slept:
-            slept.append(time.sleep(4.0))
+            slept.append(time.sleep(7.0))
         return real(self, *arguments)
 
     monkeypatch.setattr(Server, "collect_part", slow)
