@@ -74,7 +74,6 @@ DISTANCES = {"distance_labeled": "labeled rows", "distance_pseudo": "with a pseu
 RISKS = {"risk": "risk on labeled rows", "lambda_bound": "lambda, at most"}
 COUNTED = {"sample_term": "sample term", "sample_term_both": "of both", "share": "share of labeled rows"}
 """Terms that are drawn -> their names in the picture."""
-KINDS = ("labeled", "pseudo")
 
 
 def sample_term(rows: int, dimension: int, clients: int, delta: float = DELTA) -> float:
@@ -292,6 +291,9 @@ def _write(rows: Sequence[tuple[int, ClientTerms]], out: Path, missing: str) -> 
     means = {
         round_: {name: _mean([getattr(t, name) for t in terms]) for name in TERMS} for round_, terms in by_round.items()
     }
+    labeled = {r: sum(t.labeled for t in terms) for r, terms in by_round.items()}
+    pseudo = {r: sum(t.pseudo for t in terms) for r, terms in by_round.items()}
+    both = {r: labeled[r] + pseudo[r] for r in by_round}
     if len(by_round) > 1:
         drawn = [
             {
@@ -300,21 +302,16 @@ def _write(rows: Sequence[tuple[int, ClientTerms]], out: Path, missing: str) -> 
             }
             for names in (DISTANCES, RISKS, COUNTED)
         ]
-        labeled, pseudo = ({r: sum(getattr(t, kind) for t in by_round[r]) for r in by_round} for kind in KINDS)
-        counts = {
-            "labeled": labeled,
-            "with a pseudo-label": pseudo,
-            "N*": {r: labeled[r] + pseudo[r] for r in by_round},
-        }
+        counts = {"labeled": labeled, "with a pseudo-label": pseudo, "N*": both}
         draw_theory(drawn, counts, out / "theory.png")
     metrics = {
         round_: {f"theory/{name}": value for name, value in values.items() if np.isfinite(value)}
         for round_, values in means.items()
     }
-    for round_, each in by_round.items():
-        metrics[round_]["theory/n_star"] = float(sum(t.labeled + t.pseudo for t in each))
+    for round_, rows_of_all in both.items():
+        metrics[round_]["theory/n_star"] = float(rows_of_all)
     last = max(by_round)
-    mean, total = means[last], int(metrics[last]["theory/n_star"])
+    mean, total = means[last], both[last]
     worst = max((t.risk for t in by_round[last] if not np.isnan(t.risk)), default=float("nan"))
     closer = [t.distance_pseudo < t.distance_labeled for t in by_round[last] if not np.isnan(t.distance_pseudo)]
     paired = _mean([t.distance_labeled for t in by_round[last] if not np.isnan(t.distance_pseudo)])
