@@ -36,6 +36,14 @@ def with_texts(e: Experiment) -> Experiment:
     return dataclasses.replace(e, class_embeddings=embeddings)
 
 
+def with_label_encoder(e: Experiment) -> Experiment:
+    """Give an experiment of FedAlign the tiny BERT as its label encoder, of which adapters are trained."""
+    e = with_texts(e)
+    return dataclasses.replace(
+        e, class_embeddings=dataclasses.replace(e.class_embeddings, init="language_model", lora_rank=2)
+    )
+
+
 def with_concepts(e: Experiment) -> Experiment:
     """Give an experiment prompts of its own and a text encoder whose random vectors lie in the cache."""
     prompts = "a {name} | one {name} | the {name} | {name}"

@@ -18,6 +18,7 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
+from tests.made_concepts import with_label_encoder
 from tests.runs import nobody, on_ray, quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_actors")]
@@ -117,16 +118,18 @@ def rounds(executor, count: int):
 
 
 def test_every_method_gives_the_bits_of_a_serial_run(experiment):
-    """Two rounds each, one after the other on the same two actors."""
+    """Two rounds each, one after the other on the same two actors; FedAlign also with a language model's adapters."""
+    experiments = {name: experiment(name, f"toy-{kind.supports.kinds[0]}") for name, kind in METHODS.items()}
+    experiments["fedalign with a language model"] = with_label_encoder(experiments["fedalign"])
     actor_pools = set()
-    for method, kind in METHODS.items():
-        run_spec = make_run_spec(experiment(method, f"toy-{kind.supports.kinds[0]}"), quiet)
+    for name, e in experiments.items():
+        run_spec = make_run_spec(e, quiet)
         assert run_spec.experiment.task.clients == 4
         expected = rounds(SerialExecutor(run_spec), 2)[1]
         there = dataclasses.replace(run_spec, experiment=on_ray(run_spec.experiment, clients_per_actor=2))
         executor = RayExecutor(there)
         actor_pools.add(executor.actor_pool)
-        assert rounds(executor, 2)[1] == expected, method
+        assert rounds(executor, 2)[1] == expected, name
     assert len(actor_pools) == 1
 
 

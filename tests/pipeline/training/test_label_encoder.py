@@ -266,7 +266,6 @@ def test_what_does_not_go_together_is_one_line(bert, tmp_path):
         head_of(bert, prompts=("a " * 16 + "{name}",))
 
 
-@pytest.mark.ray
 def test_bits_are_the_same_everywhere(bert, tmp_path):
-    """Two runs, a stopped one, forked workers and Ray's actors."""
-    check_experiment(small(bert, federation={"rounds": 2, "epochs": 1}), tmp_path)
+    """Two runs, a stopped one and forked workers; ``tests/ray/test_executors.py`` has Ray's actors."""
+    check_experiment(small(bert, federation={"rounds": 2, "epochs": 1}), tmp_path, ray=False)
