@@ -53,8 +53,8 @@ class ClusterOptions:
     checkpoints, which hold a number for each: a folder that all nodes see, by its absolute path, or ``s3://bucket/...``;
     empty: checkpoints hold it all."""
     py_modules: str = ""
-    """Code that a running cluster's nodes do not have installed, such as a plug-in's: folders or .whl files of this
-    machine, with commas between them, which Ray sends to its workers."""
+    """Code that a running cluster's nodes do not have installed, such as a plug-in's: folders, .py or .whl files of
+    this machine, with commas between them, which Ray sends to its workers."""
     backup: str = ""
     """URI below which a copy of the run folder is kept up to date, under the folder's name: ``s3://bucket/runs``,
     ``gs://...`` or the absolute path of a folder; empty: no copy."""

@@ -40,6 +40,7 @@ def root_of(options: TaskOptions) -> Path:
     if time.monotonic() - _asked.get(folder, -math.inf) < AGAIN_S:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # it holds rows
     with FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False):
         _bring(options.root, folder)
     _asked[folder] = time.monotonic()

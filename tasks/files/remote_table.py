@@ -67,7 +67,7 @@ def _fetch(address: str, extra: str, folder: Path, name: str) -> None:
     """Make the folder of a table: whole, or not at all."""
     draft = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    draft.mkdir(mode=0o700)  # it holds rows
     try:
         _download(address, extra, draft / name)
         if name.lower().endswith((".parquet", ".pq")):

@@ -1,4 +1,4 @@
-"""Ingest: raw files to prepared data, with Ray Data or in the process. The only file of this room that imports ray.
+"""Ingest: raw files to prepared data, with Ray Data or in the process. Beside it only ``sites.py`` imports ray here.
 
 The plan is an index made in the driver from the labels; Ray Data encodes the rows in the workers, brings those of a
 file together and writes it there. Both engines apply the same pure functions and give the same bytes.

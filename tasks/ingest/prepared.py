@@ -104,6 +104,7 @@ class Prepared:
         if (root / name / MANIFEST).is_file():
             return replace(cls.load(root / name), origin=origin)
         copy = root / f"{name}-fetched-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
+        copy.mkdir(parents=True, exist_ok=True, mode=0o700)  # it holds rows
         try:
             object_store.download(object_store.join(origin, MANIFEST), copy / MANIFEST)
         except FileNotFoundError as error:

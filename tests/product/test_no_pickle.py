@@ -16,7 +16,7 @@ CALLS = {
     "yaml.unsafe_load", "yaml.load_all", "os.system", "os.popen", "read_pickle", "to_pickle", "Word2Vec.load",
     "KeyedVectors.load", "unpack_archive", "extractall", "mlflow.pyfunc.load_model",
 }  # fmt: skip
-"""Calls by the end of their dotted name; archives are never unpacked, which could write anywhere."""
+"""Calls by the end of their dotted name; no archive is unpacked as a whole, which could write anywhere."""
 WORDS = {"allow_pickle": False, "shell": False, "trust_remote_code": False, "weights_only": True, "verify": True}
 """Keyword arguments that must have this value, written out, where they are given."""
 ALLOWED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import time
 from dataclasses import replace
 
@@ -50,6 +51,7 @@ def test_the_data_are_those_of_a_folder_here(photos, s3, monkeypatch):
     assert prepared[0].manifest.data_digest == prepared[1].manifest.data_digest
     assert len(asked) == 41, "each file once"
     assert not [path for path in root_of(there).rglob("*") if path.name.endswith(".lock")]
+    assert stat.S_IMODE(root_of(there).stat().st_mode) == 0o700, "rows are for their owner alone"
 
 
 def test_what_changes_there_is_brought_again(photos, s3, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import stat
 from importlib import import_module
 
 import fsspec
@@ -86,6 +87,7 @@ def test_images_and_class_names_of_a_hub(store):
     assert (task.name, task.class_names, task.payload) == ("table-train", ("cat", "dog"), "image")
     assert task.read(path.parent, options).num_rows == 40
     assert store.asked == 1, "once"
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, "rows are for their owner alone"
 
 
 def test_sounds_stay_as_they_are_and_images_of_columns_of_like_names_stay_apart(store):

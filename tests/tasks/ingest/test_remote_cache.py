@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -166,5 +167,6 @@ def test_actors_read_from_object_storage(experiment, finished_run, s3, tmp_path,
     assert "prepared data found in s3://" in done.stdout
     (fetched,) = (path for path in here.iterdir() if path.is_dir())
     assert "-fetched-" in fetched.name
+    assert stat.S_IMODE(fetched.stat().st_mode) == 0o700, "rows are for their owner alone"
     assert {path.name for path in fetched.glob("*.parquet")} >= {"clients.parquet", "extents.parquet"}
     assert len(list(fetched.glob("rows-00000.parquet.*"))) > 4, "a footer and the rows of clients and splits"
