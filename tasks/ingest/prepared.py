@@ -262,6 +262,7 @@ def _content(
     try:
         if origin and not path.exists():  # else this machine has prepared it
             path = path if part is None else path.with_name(f"{name}.{part[0]}")
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # where it was deleted meanwhile
             object_store.download(object_store.join(origin, name), path, digest, part)
             place = None
         start, size = place or (0, -1)
