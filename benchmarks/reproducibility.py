@@ -112,12 +112,10 @@ KEPT = {
         ("r8-8-redrawn",),
         'fedalign --data r8-8-redrawn --row "Anchor = fedavg --method.name anchor" --rows scaffold,fedpu,fedalign',
     ),
-    "r8-8-redrawn-more": Kept(
-        ("r8-8-redrawn-more",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4326,4327,4328"
-    ),
-    "r8-8-redrawn-more-anchor": Kept(
-        ("r8-8-redrawn-more",),
-        'fedalign --data r8-8-redrawn --row "Anchor = fedavg --method.name anchor" --rows fedalign --seeds 4326',
+    "r8-8-redrawn-ten": Kept(
+        ("r8-8-redrawn", "r8-8-redrawn-more"),
+        'fedalign --data r8-8-redrawn --row "Anchor = fedavg --method.name anchor" --rows fedalign'
+        " --seeds 4321,4322,4323,4324,4325,4326,4327,4328,4329,4330",
     ),
     "r8-8-redrawn-again": Kept(("r8-8-redrawn-again",), "fedalign --data r8-8-redrawn --rows fedalign --seeds 4321"),
     "r8-8-redrawn-scaffold-rate": Kept(
