@@ -179,7 +179,7 @@ def download(location: str, path: Path, sha256: str = "", part: tuple[int, int] 
     """
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # it holds rows
     # dropped by the operating system if this process dies
     with FileLock(path.with_name(f".{path.name}.lock"), fallback_to_soft=False):
         if path.exists():

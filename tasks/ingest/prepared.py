@@ -104,7 +104,6 @@ class Prepared:
         if (root / name / MANIFEST).is_file():
             return replace(cls.load(root / name), origin=origin)
         copy = root / f"{name}-fetched-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
-        copy.mkdir(parents=True, exist_ok=True, mode=0o700)  # it holds rows
         try:
             object_store.download(object_store.join(origin, MANIFEST), copy / MANIFEST)
         except FileNotFoundError as error:
@@ -262,7 +261,6 @@ def _content(
     try:
         if origin and not path.exists():  # else this machine has prepared it
             path = path if part is None else path.with_name(f"{name}.{part[0]}")
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # where it was deleted meanwhile
             object_store.download(object_store.join(origin, name), path, digest, part)
             place = None
         start, size = place or (0, -1)
