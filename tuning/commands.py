@@ -24,8 +24,8 @@ USAGE = """usage: anchorfl sweep PRESET [PRESET ...] [--space NAME=RANGE ...] [-
                       [--option value ...] [--section.option value ...]
        anchorfl sweep --task.file FILE --task.label_columns COLUMNS ...  (a table of your own needs no preset)
        anchorfl sweep --resume FOLDER [--trials N] [--hours H] ...       (or its copy: s3://bucket/runs/NAME)
-RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:high, or values with commas; :n at the end
-       gives n points of a grid. Without --space: the method's own space.
+RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:high, int:log:low:high, or values with
+       commas; :n at the end gives n points of a grid. Without --space: the method's own space.
 Several presets: each is tried, as it is or with every point of the space; they have data, rounds and scores in common.
 --json: the result as an object on standard output; progress goes to standard error."""
 

@@ -86,10 +86,12 @@ class ClientPrivacy:
             by_renyi = rdp.RdpAccountant(neighboring_relation=relation.REPLACE_ONE)
             return float(by_renyi.compose(sampled, rounds).get_epsilon(self.delta))
         rate = self.clients / self.population
-        if (empty := rounds * (1 - rate) ** self.population) > REDRAWN * self.delta:
+        # beside one client: where no other is drawn, it is there alone, or the draw is empty and not seen
+        if (alone := rounds * (1 - rate) ** (self.population - 1)) > REDRAWN * self.delta:
             raise InputError(
-                f"federation.selection = 'poisson': in {rounds} rounds no client is drawn with probability {empty:.2g},"
-                f" too much beside federation.dp_delta = {self.delta:g}: raise federation.clients_per_round"
+                f"federation.selection = 'poisson': in {rounds} rounds no other client is drawn with probability"
+                f" {alone:.2g}, too much beside federation.dp_delta = {self.delta:g}: raise"
+                " federation.clients_per_round"
             )
         drawn = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(self.noise))
         # losses grow as 1 / noise^2, and so does the step on which they lie, which is rounded up: seconds, not minutes

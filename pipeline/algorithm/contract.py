@@ -363,6 +363,10 @@ class Method(ABC, Generic[S, U]):
         """True where the server learns of the clients the mean of their weights alone, beside their cards."""
         return False
 
+    def keeps_verbs_of(self, base: type[Method[Any, Any]]) -> bool:
+        """Return whether a class derived from ``base`` has left alone what noise on a mean takes for granted of it."""
+        return all(getattr(type(self), verb) is getattr(base, verb) for verb in _FEDAVGS)
+
     @property
     def sends_client_messages(self) -> bool:
         """True where the server sends clients messages of their own: by default where it has a method for that."""
@@ -495,8 +499,7 @@ class Averaging(Method[ServerState, Update]):
     @property
     def sends_weights_alone(self) -> bool:
         """True where sums, weights in them, the server's step and what it sends are FedAvg's."""
-        own = all(getattr(type(self), verb) is getattr(Averaging, verb) for verb in _FEDAVGS)
-        return own and not self.sends_initial_message
+        return self.keeps_verbs_of(Averaging) and not self.sends_initial_message
 
     def begin(self, ctx: ServerContext) -> ServerState:
         return ServerState(weights_of(ctx.model))

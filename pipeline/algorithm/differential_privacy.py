@@ -122,6 +122,6 @@ def privacy_notice(options: PrivacyOptions, rounds: int) -> str:
     return (
         f"DP of the class rows: epsilon {epsilon:.4g} at delta {options.delta:g} after {rounds} rounds (Gaussian noise "
         f"{options.noise:g} x clip {options.clip:g}, every class in every round), for the label correlations of one "
-        "class in its own term; what clients send (class rows, theta, counts, digests) is not covered, and the noise "
-        "is as secret as the seed"
+        "class, in its own term or absent (replaced by others: as with half the noise); what clients send (class rows, "
+        "theta, counts, digests) is not covered, and the noise is as secret as the seed"
     )

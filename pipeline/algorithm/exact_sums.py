@@ -320,7 +320,7 @@ class ExactSums:
         self.flush()
         for name, sent in message["sums"].items():
             if not sent["values"]:
-                self._unheard[name] = sent["weight"]
+                self._unheard[name] = sent["weight"].clone()  # a worker writes there again
                 continue
             sum_ = self._sum(name, sent["values"], sent["weight"], grid)
             floats = [value for value in sum_.ordered(sent["values"]).values() if value.is_floating_point()]

@@ -16,7 +16,8 @@ PERSONAL = "personal."
 
 
 _PARTS: WeakKeyDictionary[nn.Module, tuple[list[nn.Module], list[nn.Parameter]]] = WeakKeyDictionary()
-_STATES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+_STATES: WeakKeyDictionary[nn.Module, tuple[dict[str, Tensor], list[Tensor | None]]] = WeakKeyDictionary()
+"""Model -> its state dict, and the buffers that it had then."""
 
 
 def parts_of(model: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
@@ -40,13 +41,17 @@ def set_training(model: nn.Module) -> None:
 
 def state_of_module(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's state dict, detached: its own tensors. It is made once and not at every call, as the walk over
-    the modules takes longer than a copy of 2 MB; and again where the model has moved to other memory.
+    the modules takes longer than a copy of 2 MB; and again where the model has moved to other memory, or has put
+    another tensor in a buffer's place (``self.mean = ...``).
     """
-    state = _STATES.get(model)
-    first = parts_of(model)[1][:1]
+    modules, parameters = parts_of(model)
+    buffers = [value for module in (model, *modules) for value in module._buffers.values()]
+    state, before = _STATES.get(model, (None, []))
+    first = parameters[:1]
     moved = state is not None and first and all(first[0].data_ptr() != v.data_ptr() for v in state.values())
-    if state is None or moved:
-        state = _STATES[model] = {name: value.detach() for name, value in model.state_dict().items()}
+    if state is None or moved or list(map(id, buffers)) != list(map(id, before)):
+        state = {name: value.detach() for name, value in model.state_dict().items()}
+        _STATES[model] = state, buffers
     return state
 
 

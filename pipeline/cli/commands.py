@@ -178,7 +178,7 @@ def resume(options: argparse.Namespace) -> int:
     """Go on with an interrupted run."""
     from anchorfl.pipeline.run.lifecycle import resume
     from anchorfl.pipeline.storage.restore import restore_if_remote
-    from anchorfl.pipeline.storage.run_folder import read_experiment
+    from anchorfl.pipeline.storage.run_folder import read_own_experiment
 
     source = str(options.run)
     folder = restore_if_remote(source, say)
@@ -187,7 +187,7 @@ def resume(options: argparse.Namespace) -> int:
         say(_done(str(folder), resume(folder, say, typed_places(options), copy)))
     say()
     _compare([folder], drawn=True)
-    say(_records(read_experiment(folder, typed_places(options)), folder))
+    say(_records(read_own_experiment(folder, typed_places(options), copy), folder))
     return 0
 
 

@@ -197,13 +197,18 @@ def demo(arguments: list[str]) -> int:
         raise InputError(
             f"no made-up files for {options.name!r}{nearest(options.name, SYNTHETIC)}: {', '.join(SYNTHETIC)}"
         )
-    if options.rows < 1:
-        raise InputError(f"--rows {options.rows}: must be at least 1")
+    if options.rows < 1 or options.seed < 0:
+        raise InputError(f"--rows {options.rows} --seed {options.seed}: must be at least 1 and 0")
     folder = options.out or Path("demo") / options.name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"--out {folder} is not empty: give a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    SYNTHETIC[options.name](folder, options.rows, options.seed)
+    try:
+        SYNTHETIC[options.name](folder, options.rows, options.seed)
+    except ValueError as error:  # too few rows for the shape that the data set has
+        if not any(folder.iterdir()):
+            folder.rmdir()
+        raise InputError(f"--rows {options.rows}: too few for made-up files of {options.name} ({error})") from error
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     say(f"made-up files of {options.name} ({size / 1e6:.1f} MB) in {folder}: not the data set, for trying only")
     say(f"next: {shlex.join(_next_of_demo(options.name, folder))}")

@@ -379,7 +379,8 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
     Raises InputError where the name cannot be one, or is taken.
     """
     module = name.replace("-", "_").replace(".", "_").lower()
-    if not NAME.fullmatch(name) or not module.isidentifier() or keyword.iskeyword(module):
+    class_name = "".join(part.capitalize() for part in module.split("_"))
+    if not NAME.fullmatch(name) or not module.isidentifier() or {module, class_name} & {*keyword.kwlist}:
         raise InputError(f"{name!r} cannot name a package: write letters, digits and '-', a letter first, as fed-fancy")
     _check_free(kind, name, module)
     if folder.exists():
@@ -388,7 +389,7 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
     values = {
         "name": name,
         "module": module,
-        "class_": "".join(part.capitalize() for part in module.split("_")),
+        "class_": class_name,
         "version": ".".join(here[:2]),
         "next": f"{here[0]}.{int(here[1]) + 1}",
     }

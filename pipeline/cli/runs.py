@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import time
@@ -69,7 +70,7 @@ def _entries(folder: Path) -> Iterator[dict[str, Any]]:
     dated = []
     for path in folder.glob("*/run.json"):
         try:
-            dated.append((read_metadata(path.parent)["created"], path.parent))
+            dated.append((_created(path), path.parent))
         except InputError as error:
             say_error(f"anchorfl: {error}")
     for created, run in sorted(dated):
@@ -79,11 +80,20 @@ def _entries(folder: Path) -> Iterator[dict[str, Any]]:
             say_error(f"anchorfl: {error}")
 
 
+def _created(path: Path) -> float:
+    """Return when a run began, in seconds since 1970. InputError where its record does not say so."""
+    created: float = read_metadata(path.parent).get("created", math.nan)
+    if not math.isfinite(created):
+        raise InputError(f"{path} does not say when the run began; restore it from a copy")
+    return created
+
+
 def _entry(run: Path, created: float) -> dict[str, Any]:
     metadata, result, records = read_metadata(run), read_result(run), with_final_scores(run)
     kind, status = kind_of(metadata), metadata["status"]
     params = metadata["params"]
-    family = FAMILIES.get(params.get("evaluation.metrics", "threshold"), FAMILIES["threshold"])
+    scored_by = params.get("evaluation.metrics")
+    family = next((family for name, family in FAMILIES.items() if name == scored_by), FAMILIES["threshold"])
     scored: tuple[str, float | None] = "", None
     for record in records:  # the last round that has it
         for split in ("validation", "test"):
@@ -98,7 +108,7 @@ def _entry(run: Path, created: float) -> dict[str, Any]:
         "round": records[-1].round if records else 0, "rounds": params.get("federation.rounds", 0),
         "split": scored[0], "measure": family.primary.short, "score": scored[1],
         "age_seconds": max(0.0, time.time() - created),
-        "data": metadata["experiment"], "method": params.get("method", "?"), "seed": params.get("seed", 0),
+        "data": metadata["experiment"], "method": str(params.get("method", "?")), "seed": params.get("seed", 0),
     }  # fmt: skip
 
 

@@ -6,10 +6,14 @@ import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anchorfl.pipeline.cli.commands import add_places, typed_places
 from anchorfl.pipeline.terminal import say
 from anchorfl.tasks.errors import InputError
+
+if TYPE_CHECKING:
+    from anchorfl.pipeline.storage.run_record import RoundRecord
 
 MACHINE = "time/", "system/", "failures/"
 """How the names of metrics begin that depend on the machine, and on what went wrong on it."""
@@ -22,6 +26,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="run folder, finished or interrupted")
     parser.add_argument("--rounds", type=int, default=2, help="rounds to compute again; default: %(default)s")
     add_places(parser)
+
+
+def _numbers(record: RoundRecord) -> dict[str, float]:
+    """Return the numbers of a round that a machine does not change, those of every class among them."""
+    classes = {f"{name} of {c}": value for name, row in record.per_class.items() for c, value in row.items()}
+    return {name: value for name, value in (record.metrics | classes).items() if not name.startswith(MACHINE)}
 
 
 def verify(options: argparse.Namespace) -> int:
@@ -48,10 +58,13 @@ def verify(options: argparse.Namespace) -> int:
         computed = {record.round: record for record in read_records(again)[0]}
     compared, largest, differing = 0, 0.0, dict[str, None]()
     for number in sorted(computed.keys() & recorded.keys()):
-        was, now = recorded[number].metrics, computed[number].metrics
-        for name in (name for name in was.keys() & now.keys() if not name.startswith(MACHINE)):
+        was, now = _numbers(recorded[number]), _numbers(computed[number])
+        # the last round that is computed here may be scored where the whole run goes on
+        for name in was.keys() | (now.keys() if number < max(computed) else ()):
             compared += 1
-            if was[name] != now[name]:
+            if name not in was or name not in now:
+                differing[f"{name} of round {number} (on one side alone)"] = None
+            elif was[name] != now[name]:
                 differing[f"{name} of round {number}"] = None
                 largest = max(largest, abs(was[name] - now[name]) / max(abs(was[name]), 1e-12))
     last = max(computed)

@@ -73,7 +73,7 @@ def start(options: ClusterOptions) -> bool:
             signals.renew()
         _watch.started(own=not options.address)
     except BaseException:
-        _watch_no_more()
+        stop()  # also a cluster that was joined, and then lacked what is waited for
         raise
     return True
 

@@ -128,7 +128,8 @@ class Anchor(GeneratorMethod[AnchorState, ControlUpdate]):
     @property
     def sends_weights_alone(self) -> bool:
         # the generator sees the mean before there is noise, and shares are of every client's labels
-        return not (self.control_variates or self.generates or self.shares)
+        more = self.control_variates or self.generates or self.shares or self.sends_initial_message
+        return self.keeps_verbs_of(Anchor) and not more
 
     def begin(self, ctx: ServerContext) -> AnchorState:
         encoder = ctx.model.encoder.named_parameters("encoder")  # not the head, which is balanced

@@ -12,7 +12,6 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.class_embeddings import OneClass
 from anchorfl.pipeline.algorithm.contract import Parts, ServerContext
 from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
-from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, privacy_notice
 from anchorfl.pipeline.algorithm.label_collection import LabelMessage, Matching, collect_labels, label_message
 from anchorfl.pipeline.algorithm.spreadout import fixed_gradient
 from anchorfl.tasks.contract import Card
@@ -54,7 +53,7 @@ class FedALCFixed(OneClass):
             raise ValueError("method: steps and tolerance must be at least 0, lr above 0")
 
     def notice(self, rounds: int) -> str:
-        return privacy_notice(PrivacyOptions(), rounds)
+        return "no DP guarantee: fedalc-fixed adds no noise"
 
     def initial_message(self, card: Card, parts: Parts, key: bytes) -> LabelMessage:
         return label_message(parts, self.matching, key if self.matching == "hmac" else b"")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from anchorfl.pipeline.results.client_scores import PARTS
 from anchorfl.pipeline.results.curves import draw
 from anchorfl.pipeline.results.markdown import markdown_table, plain_markdown
 from anchorfl.pipeline.storage.atomic_files import write_atomically, write_csv
-from anchorfl.pipeline.storage.run_folder import check_is_one_run, read_result
+from anchorfl.pipeline.storage.run_folder import check_is_one_run, check_stays_inside, read_result
 from anchorfl.pipeline.storage.run_record import COMMUNICATION, RoundRecord, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
@@ -137,8 +137,12 @@ def load_begun(folder: Path, split: Split = "test") -> RunSummary:
             f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
         )
     check_is_one_run(folder, metadata, ("sweep", "table"))
+    check_stays_inside(folder)
     records, result = tuple(with_final_scores(folder)), read_result(folder)
     params: dict[str, Any] = metadata["params"]
+    if str(family := params.get("evaluation.metrics", "threshold")) not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise InputError(f"{folder / 'run.json'}: evaluation.metrics = {family!r}, which is none of {known}")
     return RunSummary(
         folder=folder,
         name=metadata["name"],
@@ -156,12 +160,13 @@ def load_begun(folder: Path, split: Split = "test") -> RunSummary:
     )
 
 
-def compare(folders: Iterable[Path], out: Path | None, width: int | None = None, *, ended: bool = False) -> Comparison:
+def compare(
+    folders: Iterable[Path], out: Path | None, width: int | None = None, *, ended: Mapping[str, Any] | None = None
+) -> Comparison:
     """Compare runs in a table; with ``out`` also write comparison.md, comparison.csv, curves.png and curves.svg there.
 
-    width: columns that the text may take; None: any number. ended: the runs are finished, though their records do not
-    say so yet. Raises InputError where a folder holds no run, or no
-    folder is given.
+    width: columns that the text may take; None: any number. ended: content of the ``result.json`` that the one run is
+    about to get. Raises InputError where a folder holds no run, or no folder is given.
     """
     named = list(dict.fromkeys(folder.resolve() for folder in folders))
     runs = tuple(map(load_run, named))
@@ -169,8 +174,9 @@ def compare(folders: Iterable[Path], out: Path | None, width: int | None = None,
         raise InputError("no run to compare; name at least one run folder")
     if not any(name.startswith("test/") for run in runs for record in run.records for name in record.metrics):
         runs = tuple(load_run(folder, "validation") for folder in named)
-    if ended:
-        runs = tuple(replace(run, status="FINISHED") for run in runs)
+    if ended is not None:
+        more = _client_values(runs[0].params, ended)
+        runs = (replace(runs[0], status="FINISHED", result=dict(ended), values=runs[0].values | more),)
     groups = groups_of(runs)
     families = _families(runs)
     notes = notes_of(groups)
@@ -238,7 +244,7 @@ def _values(records: Sequence[RoundRecord], family: Family, split: Split) -> dic
     return values
 
 
-def _client_values(params: dict[str, Any], result: dict[str, Any]) -> dict[str, float | None]:
+def _client_values(params: dict[str, Any], result: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the figures over the clients, each on its own test rows; {} where the run's clients have none."""
     if params.get("task.client_test", "none") == "none":
         return {}
@@ -268,12 +274,13 @@ def _best(records: Sequence[RoundRecord], by: Measure) -> RoundRecord | None:
     return max(scored, key=lambda record: (record.metrics[select], -record.round), default=None)
 
 
-def _free(param: str) -> bool:
+def is_free(param: str) -> bool:
+    """Return whether an option is the seed, or changes no result, only where a run goes or what is kept of it."""
     return any(param.startswith(name) if name.endswith(".") else param == name for name in FREE)
 
 
 def _key(run: RunSummary) -> tuple[Any, ...]:
-    fixed = {key: value for key, value in run.params.items() if not _free(key)}
+    fixed = {key: value for key, value in run.params.items() if not is_free(key)}
     fixed |= {key: value for key, value in run.tags.items() if key.endswith("_plugin")}  # the digest of its source
     return run.task, run.method, tuple(sorted((key, str(value)) for key, value in fixed.items()))
 

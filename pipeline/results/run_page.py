@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from anchorfl.pipeline.results.client_scores import (
 from anchorfl.pipeline.results.compare import Group, RunSummary, groups_of, load_begun, notes_of
 from anchorfl.pipeline.results.mean_sd import mean_sd_percent
 from anchorfl.pipeline.results.run_view import Run, identifying_clients, last_class_scores
-from anchorfl.pipeline.storage.run_folder import RunState, state_of
+from anchorfl.pipeline.storage.run_folder import RunState, read_result, state_of
 from anchorfl.pipeline.storage.run_record import COMMUNICATION
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -53,9 +53,12 @@ class _Shown:
 
     summary: RunSummary
     view: Run
-    result: Mapping[str, Any]
-    """result.json; {} where the run has none."""
     state: RunState
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """result.json; {} where the run has none."""
+        return self.summary.result
 
     @property
     def name(self) -> str:
@@ -123,8 +126,8 @@ def run_page(folders: Sequence[Path | Run], *, ended: Mapping[str, Any] | None =
 
 def _read(view: Run, ended: Mapping[str, Any] | None) -> _Shown:
     summary = load_begun(view.folder)
-    result = summary.result if ended is None else ended
-    return _Shown(summary, view, result, state_of(view.folder, summary.status, finished=bool(result)))
+    summary = replace(summary, result=read_result(view.folder, "scores", "round") if ended is None else dict(ended))
+    return _Shown(summary, view, state_of(view.folder, summary.status, finished=bool(summary.result)))
 
 
 def _state(run: _Shown) -> str:

@@ -372,7 +372,7 @@ def _draw(run_spec: RunSpec, folder: Path, result: Mapping[str, Any]) -> None:
     from anchorfl.pipeline.results.run_page import PAGE, run_page
     from anchorfl.pipeline.results.run_view import Run
 
-    compare([folder], folder / "report", ended=True)
+    compare([folder], folder / "report", ended=result)
     data = run_spec.data()
     draw_partition(data.manifest, data.class_histogram(), folder / "report" / "partition.png")
     page = run_page([Run(folder, data, run_spec.experiment)], ended=result)

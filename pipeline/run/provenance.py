@@ -23,10 +23,12 @@ MOST_FREQUENT = "most_frequent"
 
 def check_records(folder: Path, done: int) -> None:
     """Raise InputError where the records lack one of the rounds 0 to ``done``, which are not computed again."""
-    if missing := sorted({*range(done + 1)} - {record.round for record in read_records(folder)[0]}):
+    recorded = {record.round for record in read_records(folder)[0]}
+    first = next((round_ for round_ in range(done + 1) if round_ not in recorded), None)
+    if first is not None:
         raise InputError(
-            f"{folder / 'metrics.jsonl'} lacks round {missing[0]} ({len(missing)} that are done by the checkpoint);"
-            " restore it from a copy, or start the run anew in another --output"
+            f"{folder / 'metrics.jsonl'} lacks round {first}, which is done by the checkpoint; restore it from a copy,"
+            " or start the run anew in another --output"
         )
 
 
@@ -85,9 +87,15 @@ def _most_frequent(run_spec: RunSpec) -> dict[str, str]:
 
 def _commit() -> str:
     """Return the commit of the running code, marked where files differ from it; 'unknown' outside a git checkout."""
-    folder, command = Path(__file__).resolve().parent, "git describe --always --dirty --abbrev=40 --exclude=*"
+    own = Path(__file__).resolve()
     try:
-        result = subprocess.run(command.split(), cwd=folder, capture_output=True, text=True, check=True, timeout=10)
-        return result.stdout.strip()
+        _git("ls-files", "--error-unmatch", own.name)  # an environment may lie in a checkout of something else
+        return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def _git(*words: str) -> str:
+    """Return what git says in the folder of this file."""
+    folder = Path(__file__).resolve().parent
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout

@@ -197,7 +197,7 @@ class RoundLoop:
         parts = checkpoint.parts
         self._check_memories(parts)
         try:
-            state = _loop_state(checkpoint)
+            state = _loop_state(checkpoint, self.experiment.federation.rounds)
             server_state, self.best = parts[STATE], parts.get(SELECTED, {})
             self.executor.restore(server_state, _Memories(parts))
         except InputError:  # of data or code that a worker lacks: the checkpoint is as it should be
@@ -384,11 +384,13 @@ def _nothing() -> None:
     """Do nothing: there is no backup."""
 
 
-def _loop_state(checkpoint: Checkpoint) -> LoopState:
-    """Return the loop's state out of a checkpoint's notes. ValueError where it cannot be."""
+def _loop_state(checkpoint: Checkpoint, rounds: int) -> LoopState:
+    """Return the loop's state out of a checkpoint's notes. ValueError where it cannot be. rounds: of the whole run."""
     state: LoopState = converted(checkpoint.notes, LoopState, "notes")
-    if not 0 <= state.best_round <= state.round == checkpoint.round:
-        raise ValueError(f"notes: round {state.round}, best round {state.best_round} in round {checkpoint.round}")
+    if not 0 <= state.best_round <= state.round == checkpoint.round <= rounds:
+        raise ValueError(
+            f"notes: round {state.round} of {rounds}, best round {state.best_round} in round {checkpoint.round}"
+        )
     return state
 
 

@@ -15,6 +15,8 @@ from anchorfl.tasks.files.folders import sync_folder
 from anchorfl.tasks.files.json_schema import parsed
 from anchorfl.tasks.files.regular_files import read_text_bytes
 
+SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Where somebody else has put a link or a pipe in a draft's place, opening it is an OSError."""
 _one_at_a_time = threading.Lock()
 """Two threads may write one file: a run that ends, and the watch over its Ray."""
 
@@ -51,7 +53,7 @@ def write_synced(path: Path, data: bytes, mode: int = 0o666) -> None:
     several files.
     """
     draft = path.with_name(f".{path.name}.tmp")
-    with _one_at_a_time, open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
+    with _one_at_a_time, open(draft, "wb", opener=lambda name, flags: os.open(name, flags | SAFELY, mode)) as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())

@@ -3,9 +3,9 @@
 A thread copies what has changed, after every checkpoint and at the end. Order is what makes the copy whole: the records
 and the parts of a checkpoint before the ``checkpoint.json`` that names them, everything before ``result.json``, which
 says that the run is finished, and after that the deletion of parts that no checkpoint names any more. Nothing else is
-ever deleted but the ``result.json`` of a run that goes on: the copy outlives the folder. A store that does not answer
-never stops a run: it is said, and tried again after the next checkpoint. ``pipeline/storage/restore.py`` has the way
-back.
+ever deleted but the ``result.json`` and the final scores of a run that goes on: the copy outlives the
+folder. A store that does not answer never stops a run: it is said, and tried again after the next checkpoint.
+``pipeline/storage/restore.py`` has the way back.
 """
 
 from __future__ import annotations
@@ -165,15 +165,15 @@ class Backup:
     def _files(self) -> list[str]:
         """Return the names of the files to copy, but for the checkpoint and those that come last.
 
-        A link that leads out of the folder is left out: somebody else may have made it, and what it names is not the
-        run's.
+        A link that leads out of the folder is left out, and a pipe: somebody else may have made them, and what the link
+        names is not the run's.
         """
         names, base = list[str](), self.folder.resolve()
         for folder, folders, files in os.walk(self.folder):
             start = Path(folder).relative_to(self.folder)
             inner = [name for name in folders if not is_left(f"{(start / name).as_posix()}/", self.leave)]
             folders[:] = [name for name in inner if self.checkpoints is None or (start / name) != Path(CHECKPOINT)]
-            own = [name for name in files if (Path(folder) / name).resolve().is_relative_to(base)]
+            own = [name for name in files if _is_own(Path(folder) / name, base)]
             names += [(start / name).as_posix() for name in own]
         return sorted(name for name in names if name not in self.last and not is_left(name, self.leave))
 
@@ -265,6 +265,11 @@ def is_left(name: str, leave: tuple[str, ...]) -> bool:
     inner = name.rstrip("/").split("/")
     draft = inner[-1].endswith(object_store.DRAFT) or any(part.startswith(".") for part in inner)
     return draft or any(fnmatchcase(name, pattern) for pattern in leave)
+
+
+def _is_own(path: Path, folder: Path) -> bool:
+    """Return whether a path is a file of a folder, or leads to one. folder: resolved."""
+    return path.is_file() and path.resolve().is_relative_to(folder)
 
 
 def _stamp(path: Path) -> Stamp:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from torch import Tensor
 from anchorfl.models.weight_files import WeightsError, tensors
 from anchorfl.pipeline.storage.atomic_files import write_atomically, write_synced
 from anchorfl.pipeline.storage.named_files import named_file
+from anchorfl.pipeline.storage.run_folder import SERVER_STATES
 from anchorfl.pipeline.terminal import say
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.folders import sync_folder
@@ -39,8 +41,6 @@ from anchorfl.tasks.files.regular_files import read_text_bytes, regular
 FORMAT = 4
 FILE_BYTES = 1 << 26
 """Size from which on a file gets no further part."""
-SERVER_STATES = "server_states"
-"""Folder of the kept states."""
 Tensors = dict[str, Tensor]
 Part = Tensors | Callable[[], Tensors]
 """A part to save, or what gives it when its turn comes."""
@@ -157,6 +157,7 @@ class Checkpoints:
         with self._lock:
             if before and old and self._kept > 1:
                 draft = self.folder / ".before.tmp"
+                draft.unlink(missing_ok=True)  # somebody else may have put a link there
                 draft.write_bytes(before)  # not synced: it is for the case that the new one is damaged
                 draft.replace(self.folder / f"checkpoint-{old['round']:06d}.json")
             write_atomically(self.index, text)
@@ -219,17 +220,19 @@ class Checkpoints:
         return generations
 
     def _sweep(self, index: Index) -> list[set[str]]:
-        """Delete every file that no kept index names; return the names that each does, the last one first."""
+        """Delete every file of a checkpoint that no kept index names; return the names that each does, the last one
+        first.
+        """
         generations = [{self.index.name, *index["files"]}]
         for before in self._earlier()[: self._kept - 1]:
             try:
-                files = index_of(before.read_bytes(), before)["files"]
+                files = index_of(read_text_bytes(before), before)["files"]
             except InputError:  # of no use to anybody
                 continue
             generations.append({before.name, *files})
         named = set[str]().union(*generations, self._pinned)
         for path in self.folder.iterdir():
-            if path.name not in named:
+            if path.name not in named and _OWN.fullmatch(path.name) and not path.is_dir():
                 path.unlink()
         return generations
 
@@ -414,6 +417,10 @@ def _without(files: Mapping[str, FileEntry], parts: Collection[str]) -> dict[str
     """Return the files without these parts; one that holds nothing else is left out."""
     left = {name: [part for part in entry["parts"] if part not in parts] for name, entry in files.items()}
     return {name: {**files[name], "parts": still} for name, still in left.items() if still}
+
+
+_OWN = re.compile(r"checkpoint-\d+\.json|\..*\.tmp|.*\.safetensors")
+"""Names of the files that a save leaves behind; what else somebody has put there stays."""
 
 
 def _beside(name: str) -> bool:

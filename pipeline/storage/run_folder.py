@@ -16,16 +16,18 @@ from anchorfl.pipeline.config.experiment import Experiment, data_and_method, dig
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.places import check_own_code, seal_of, with_own_places
-from anchorfl.pipeline.storage.run_record import read_metadata
+from anchorfl.pipeline.storage.run_record import FINAL_SCORES, read_metadata
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import parsed
-from anchorfl.tasks.files.regular_files import read_text_bytes
+from anchorfl.tasks.files.regular_files import outside, read_text_bytes, regular
 from anchorfl.tasks.plugins import code_digest
 
 RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
 WRITTEN = ("run.json", "metrics.jsonl", RESULT, "checkpoint", "model", "report")
 """What a run writes into its folder after ``CONFIG``."""
+SERVER_STATES = "server_states"
+"""Folder of the states that ``evaluation.save_state_every`` keeps."""
 RunState = Literal["finished", "running", "interrupted", "failed"]
 OF_RUNS = {
     "sweep": "its runs lie below {folder}/trials and {folder}/final; it goes on with: anchorfl sweep --resume {quoted}",
@@ -53,6 +55,13 @@ def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Pa
     return next(folder for folder in tried if not folder.exists())
 
 
+def check_stays_inside(folder: Path) -> None:
+    """Raise InputError where what a run writes would lie outside of its folder, by a link that somebody put there."""
+    for name in (LOCK, CONFIG, *WRITTEN, FINAL_SCORES, SERVER_STATES):
+        if (path := folder / name).is_symlink() and outside(path, folder):
+            raise InputError(f"{path} is a link out of its folder: put in its place what it names")
+
+
 @contextmanager
 def lock_run(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
     """Hold the folder of a run or a sweep for this process; InputError where another live process holds it.
@@ -60,7 +69,8 @@ def lock_run(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
     The operating system drops the lock with the process, so that a kill leaves nothing to clean up. patience_s: time to
     wait for the other: a process that was killed from afar may take some seconds to die.
     """
-    path = folder / LOCK
+    check_stays_inside(folder)
+    path = regular(folder / LOCK)
     lock = FileLock(path, patience_s, thread_local=False, poll_interval=0.2, fallback_to_soft=False, on_acquired=_sign)
     locked = None
     while locked is None:
@@ -89,7 +99,7 @@ def lock_run(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
 def kind_of(metadata: Mapping[str, Any]) -> str:
     """Return what ``run.json`` is the record of: ``run``, or a kind of ``OF_RUNS``."""
     kind = metadata.get("tags", {}).get("kind")
-    return kind if kind in OF_RUNS else "run"
+    return kind if isinstance(kind, str) and kind in OF_RUNS else "run"
 
 
 def state_of(folder: Path, status: str, *, finished: bool) -> RunState:

@@ -212,7 +212,7 @@ def _weights(path: Path, stated: str, hint: str) -> Tensors:
 def check_checksum(folder: Path, stated: str, record: Path) -> None:
     """Raise InputError where a saved model has other weights than ``record`` states."""
     try:
-        found = messages.checksum(tensors((folder / WEIGHTS).read_bytes()))
+        found = messages.checksum(tensors(regular(folder / WEIGHTS).read_bytes()))
     except FileNotFoundError:  # deleted to save room: there is nothing that could differ
         return
     except WeightsError as error:

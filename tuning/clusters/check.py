@@ -250,7 +250,8 @@ def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Itera
 
 def _summary(config: Config, demand: Demand) -> Iterator[str]:
     for name, node in workers(config).items():
-        spot = ", spot" if node["node_config"].get("InstanceMarketOptions", {}).get("MarketType") == "spot" else ""
+        market = node["node_config"].get("InstanceMarketOptions")
+        spot = ", spot" if isinstance(market, dict) and market.get("MarketType") == "spot" else ""
         kind, count = node["node_config"].get("InstanceType", ""), f"{node['min_workers']} to {node['max_workers']}"
         fits = ""
         if demand.client_gpus:

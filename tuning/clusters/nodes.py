@@ -94,9 +94,15 @@ def run_options(config: Config, name: str) -> list[str]:
 
 
 def option_values(words: list[str], *names: str) -> list[str]:
-    """Return the values of a docker option, written ``--name value`` or ``--name=value``."""
-    after = [b for a, b in itertools.pairwise(words) if a in names]
-    return after + [w.partition("=")[2] for w in words if w.partition("=")[0] in names and "=" in w]
+    """Return the values of a docker option, written ``--name value`` or ``--name=value``, in their order: the last one
+    counts.
+    """
+    values = []
+    for word, after in itertools.zip_longest(words, words[1:]):
+        name, equals, value = word.partition("=")
+        if name in names and (equals or after is not None):
+            values.append(value if equals else after)
+    return values
 
 
 def mounted(local: str, folder: Path) -> Path | None:

@@ -51,8 +51,8 @@ def _loose(raw: Config) -> Iterator[Fault]:
         if not isinstance(local, str):
             yield Fault(f"file_mounts.{remote}", f"{local!r} is no path", "name a file or folder of this machine")
     for i, rule in enumerate(raw["provider"].get("security_group", {}).get("IpPermissions", [])):
-        lists = ("IpRanges", "Ipv6Ranges", "PrefixListIds")
-        if not isinstance(rule, dict) or not all(isinstance(rule.get(name, []), list) for name in lists):
+        lists = ("IpRanges", "Ipv6Ranges", "PrefixListIds", "UserIdGroupPairs")
+        if not isinstance(rule, dict) or not all(isinstance(rule.get(name) or [], list) for name in lists):
             yield Fault(f"provider.security_group.IpPermissions[{i}]", f"{rule!r} is no rule", "see EC2's IpPermission")
     sections = [("docker", raw.get("docker", {}))]
     for name, node in raw.get("available_node_types", {}).items():
@@ -79,7 +79,7 @@ def _closed(option: str) -> bool:
 
 def _schema_fault(error: Any, path: list[Any]) -> Fault:
     if error.validator == "required":
-        missing = next(name for name in error.validator_value if name not in error.instance)
+        missing = next(n for n in error.validator_value if error.message.startswith(f"{n!r} "))  # an error for each
         return Fault(_dotted([*path, missing]), "missing", "Ray needs it: add it")
     if error.validator == "type":
         what = f"{json.dumps(error.instance, default=str)[:60]} is not {error.validator_value}"

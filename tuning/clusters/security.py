@@ -66,13 +66,13 @@ def open_ports(config: Config) -> Iterator[Fault]:
             what = f"{match[0]} serves something to everybody who reaches the node"
             yield Fault(key, what, "serve it on 127.0.0.1, and reach it with 'ray attach --port-forward'")
     for i, rule in enumerate(config["provider"].get("security_group", {}).get("IpPermissions", [])):
-        ranges = [*rule.get("IpRanges", []), *rule.get("Ipv6Ranges", [])]
+        ranges = [*(rule.get("IpRanges") or []), *(rule.get("Ipv6Ranges") or [])]
         if odd := next((r for r in ranges if not isinstance(r, dict)), None):
             where = f"provider.security_group.IpPermissions[{i}]"
             yield Fault(where, f"{odd!r} is no range", "write {CidrIp: ...} or {CidrIpv6: ...}")
             continue
         outside = [r.get("CidrIp") or r.get("CidrIpv6") for r in ranges]
-        outside += ["a prefix list" for _ in rule.get("PrefixListIds", [])]
+        outside += ["a prefix list" for _ in rule.get("PrefixListIds") or []]
         outside += ["another group" for _ in rule.get("UserIdGroupPairs") or []]
         everything = str(rule.get("IpProtocol", "")) == "-1"  # EC2 then takes no notice of the ports
         ports = (-1, -1) if everything else (rule.get("FromPort", -1), rule.get("ToPort", -1))
@@ -102,7 +102,7 @@ def secrets(config: Config, folder: Path) -> Iterator[Fault]:
         if own is None:
             continue  # ``rules.code`` says so
         if any(own.is_relative_to(p) or p.is_relative_to(own) for p in private):
-            here = "" if Path(local).is_absolute() or local[0] in "~$" else f", {own},"
+            here = "" if Path(local).is_absolute() or local.startswith(("~", "$")) else f", {own},"
             what = f"{local}{here} goes to every node, where all who run code can read it"
             yield Fault(f"file_mounts.{remote}", what, "leave it out, and give the nodes a role (IamInstanceProfile)")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import ipaddress
 import json
 import os
@@ -161,7 +162,12 @@ def runtime_env(checkout: Path) -> dict[str, Any]:
 def resolve_address(address: str) -> str:
     """Return the dashboard's URL: ``address``, else the environment's, else loopback. InputError: it is no URL."""
     address = (address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT).rstrip("/")
-    if "@" in urlsplit(address).netloc:
+    try:
+        host = urlsplit(address).netloc
+    except ValueError as error:
+        said = f"--address {redact(address)}: {error}"
+        raise InputError(f"{said}; give the URL of Ray's dashboard, as {DEFAULT}") from error
+    if "@" in host:
         raise InputError(f"--address {redact(address)}: leave user and password out; Ray takes the token alone")
     if not address.startswith(("http://", "https://")):
         raise InputError(f"--address {address}: give the URL of Ray's dashboard, as {DEFAULT}")
@@ -199,7 +205,7 @@ def _probe(address: str) -> None:
         raise InputError(f"--address {address}: what answers there is not Ray's dashboard ({error})") from error
     except json.JSONDecodeError as error:
         raise InputError(f"--address {address}: what answers there is not Ray's dashboard (no JSON)") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise InputError(
             f"--address {address}: no Ray dashboard answers there ({getattr(error, 'reason', error)}); start a cluster"
             " with 'ray start --head', or reach one with 'ray dashboard cluster.yaml'"

@@ -97,11 +97,13 @@ class Ledger:
         if self._torn:
             with self.path.open("r+b") as stream:
                 stream.truncate(self._whole)
-            self._torn = False
-        with self.path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(event, allow_nan=False) + "\n")
+        line = f"{json.dumps(event, allow_nan=False)}\n".encode()
+        self._torn = True  # until the line is on the disk
+        with self.path.open("ab") as stream:
+            stream.write(line)
             stream.flush()
             os.fsync(stream.fileno())
+        self._torn, self._whole = False, self._whole + len(line)
 
     def _read(self) -> Iterator[Event]:
         """Yield the events of all whole lines. InputError names a damaged line.

@@ -9,6 +9,9 @@ from typing import Literal
 from anchorfl.tasks.metrics.scores import FAMILIES, Metrics
 from anchorfl.tuning.search.results import Rule
 
+MOST_SEEDS = 1000
+"""Of a search, and of its final runs."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepOptions:
@@ -64,6 +67,8 @@ class SweepOptions:
             if not low <= value < math.inf:
                 what = "a finite number" if not math.isfinite(value) else f"at least {low}"
                 raise ValueError(f"--{name.replace('_', '-')} {value}: must be {what}")
+        if max(self.seeds, self.finals) > MOST_SEEDS:
+            raise ValueError(f"--seeds {self.seeds} --finals {self.finals}: must be at most {MOST_SEEDS}")
         if not 0 < self.cpus < math.inf:
             raise ValueError(f"--cpus {self.cpus}: must be a finite number above 0")
 

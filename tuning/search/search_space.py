@@ -28,7 +28,11 @@ FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "class_embeddings.", "
 before it starts."""
 PRESET = "preset"
 """Searched name of the presets, where a sweep is over several."""
-SYNTAX = "low:high, log:low:high, tail:low:high, int:low:high, or values with commas; :n at the end gives n grid points"
+SYNTAX = (
+    "low:high, log:low:high, tail:low:high, int:low:high, int:log:low:high, or values with commas; :n at the end gives"
+    " n grid points"
+)
+MOST_STEPS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,12 @@ class Range:
             raise ValueError(f"int:{self.low:g}:{self.high:g}: no whole number lies between")
         if self.scale == "log" and self.low <= 0:
             raise ValueError(f"log:{self.low:g}:{self.high:g}: low must be above 0")
+        if self.scale == "tail" and self.integer:
+            raise ValueError(f"tail:{self.low:g}:{self.high:g}: a tail has no whole numbers alone")
         if self.scale == "tail" and self.high >= 100:
             raise ValueError(f"tail:{self.low:g}:{self.high:g}: high must be below 100")
-        if self.steps < 2:
-            raise ValueError("a grid needs at least 2 points")
+        if not 2 <= self.steps <= MOST_STEPS:
+            raise ValueError(f"a grid needs at least 2 points, and has at most {MOST_STEPS}")
 
     def inner(self, value: float) -> float:
         """Return the searched variable of a value: the value itself, or its distance to 100."""
@@ -305,13 +311,16 @@ def space_of(experiment: Experiment, texts: Sequence[str] = ()) -> Space:
     space: dict[str, Dimension] = {}
     for text in texts:
         if "=" not in text and names_code(text):
-            space |= _checked(experiment, _method_space(text).space)
+            more = _checked(experiment, _method_space(text).space)
+            if twice := sorted(space.keys() & more.keys()):
+                raise InputError(f"--space names {twice[0]} twice")
+            space |= more
             continue
         name, equals, spec = text.partition("=")
         if not equals:
             raise InputError(f"--space {text!r}: write name=...; {SYNTAX}")
         option = resolve(experiment, name)
-        if name in space:
+        if option in {resolve(experiment, other) for other in space}:
             raise InputError(f"--space names {name} twice")
         try:
             space[name] = parse(spec)
@@ -364,19 +373,21 @@ def resolve(experiment: Experiment, name: str) -> str:
 def parse(spec: str) -> Dimension:
     """Return the dimension that a text describes. ValueError on a bad one.
 
-    ``95:99.9``, ``log:0.1:1000``, ``tail:90:99.9``, ``int:1:5``, each with ``:n`` for a grid, or ``0.1,1,10``.
+    ``95:99.9``, ``log:0.1:1000``, ``tail:90:99.9``, ``int:1:5``, ``int:log:1:100``, each with ``:n`` for a grid, or
+    ``0.1,1,10``.
     """
     if ":" not in spec:
         values = [_literal(v) for v in spec.split(",") if v.strip()]
         if len(values) != len(set(values)) or not values:
             raise ValueError(f"{spec!r}: give different values")
         return Choice(tuple(values))
-    match = re.fullmatch(r"(?:(log|tail|int):)?([^:]+):([^:]+)(?::(\d+))?", spec)
+    match = re.fullmatch(r"(?:(log|tail|int:log|int):)?([^:]+):([^:]+)(?::(\d{1,9}))?", spec)
     if match is None:
         raise ValueError(f"{spec!r} is not understood")
     kind, low, high, steps = match.groups()
-    scale: Literal["linear", "log", "tail"] = "log" if kind == "log" else "tail" if kind == "tail" else "linear"
-    return Range(_number(low), _number(high), scale, integer=kind == "int", steps=int(steps) if steps else 5)
+    kinds = (kind or "").split(":")
+    scale: Literal["linear", "log", "tail"] = "log" if "log" in kinds else "tail" if "tail" in kinds else "linear"
+    return Range(_number(low), _number(high), scale, integer="int" in kinds, steps=int(steps) if steps else 5)
 
 
 def _number(text: str) -> float:
@@ -402,5 +413,5 @@ def describe(dimension: Dimension) -> str:
     """Return a dimension as ``--space`` takes it."""
     if isinstance(dimension, Choice):
         return ",".join(map(str, dimension.values))
-    kind = "int:" if dimension.integer else "" if dimension.scale == "linear" else f"{dimension.scale}:"
+    kind = "int:" * dimension.integer + ("" if dimension.scale == "linear" else f"{dimension.scale}:")
     return f"{kind}{dimension.low:.12g}:{dimension.high:.12g}:{dimension.steps}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -135,7 +136,7 @@ def distribution_of(dimension: Dimension) -> BaseDistribution:
         return CategoricalDistribution(dimension.values)
     low, high = sorted((dimension.inner(dimension.low), dimension.inner(dimension.high)))
     if dimension.integer:
-        return IntDistribution(round(low), round(high), log=dimension.scale == "log")
+        return IntDistribution(math.ceil(low), math.floor(high), log=dimension.scale == "log")
     return FloatDistribution(low, high, log=dimension.scale != "linear")
 
 

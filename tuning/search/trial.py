@@ -159,14 +159,15 @@ def _train_trial(config: dict[str, Any], context: TrialContext) -> None:
             backup = backup_of(experiment.cluster.backup, Path(context.folder).parent, run_folder)
             experiment = as_trained(experiment, context.rounds)
             experiment = replace(experiment, cluster=replace(experiment.cluster, backup=backup))
-            loops[seed] = _open_loop(replace(run_spec, experiment=experiment), run_folder, stack)
+            trained = replace(run_spec, experiment=experiment)
+            loops[seed] = _open_loop(trained, run_folder, stack)
         steps = {seed: loop.steps() for seed, loop in loops.items()}
         for round_ in range(1, context.rounds + 1):
             for seed, loop in loops.items():
                 while loop.state.round < round_:
                     next(steps[seed])
             if round_ > config["after"]:
-                record = _record(folder, list(loops), round_, context, _at_once(run_spec, context.slots))
+                record = _record(folder, list(loops), round_, context, _at_once(trained, context.slots))
                 record["seconds"] = config["seconds"] + time.perf_counter() - began
                 tune.report({"round": round_, "score": record["score"], "record": json.dumps(record)})
         for loop in loops.values():

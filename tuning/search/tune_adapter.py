@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.exceptions import OutOfMemoryError
 from ray.tune import FailureConfig, PlacementGroupFactory, RunConfig, Stopper, TuneConfig, Tuner
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from anchorfl.pipeline.cluster.layout import nodes
 from anchorfl.pipeline.cluster.placement import count_groups
+from anchorfl.pipeline.training.errors import LostError
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.searchers import SCORE
 from anchorfl.tuning.search.study import Study, TrialState
@@ -154,7 +156,8 @@ class Budget(NotPickled, Stopper):
 def fit(
     trainable: Callable[..., None], context: Any, resources: Sequence[dict[str, float]], at_once: int, **tuner: Any
 ) -> Any:
-    """Run trials of ``trainable(config, context)`` to their end; return Tune's results.
+    """Run trials of ``trainable(config, context)`` to their end; return Tune's results. LostError where a machine has
+    no memory for them.
 
     ``tuner``: search_alg, scheduler, stop, param_space, num_samples, callbacks; reuse_actors: whether a process takes
     the next trial (true unless said otherwise).
@@ -179,6 +182,12 @@ def fit(
     placed = tune.with_resources(bound, PlacementGroupFactory(list(resources)))
     try:
         return Tuner(placed, run_config=run, tune_config=config, param_space=space).fit()
+    except RuntimeError as error:
+        if isinstance(error.__cause__, OutOfMemoryError):  # Tune starts again what dies otherwise, and knows this not
+            raise LostError(
+                "Ray's memory monitor ended a process, as its machine's memory was nearly full: run fewer at a time"
+            ) from error
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -202,6 +211,8 @@ def search(
         if study.ledger.fault is not None:  # Tune wraps it into errors of its own
             raise study.ledger.fault from error
         raise
+    if study.ledger.fault is not None:  # Tune swallows what goes wrong at a trial's end
+        raise study.ledger.fault
     if budget.ended:
         command = shlex.join(["anchorfl", "sweep", "--resume", str(study.ledger.path.parent)])
         raise InputError(f"{budget.ended}: mend that; no trial is lost, go on with: {command}")

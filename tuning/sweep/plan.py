@@ -17,7 +17,16 @@ from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml, with_options
 from anchorfl.pipeline.run.prepare import with_sections
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically
-from anchorfl.pipeline.storage.places import check_own_code, check_own_names, seal_of, seal_of_names, with_own_places
+from anchorfl.pipeline.storage.places import (
+    CODE,
+    ENCODER,
+    check_own_code,
+    check_own_names,
+    places_of,
+    seal_of,
+    seal_of_names,
+    with_own_places,
+)
 from anchorfl.pipeline.storage.run_folder import CONFIG, RUNS, check_no_record
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import converted, parsed
@@ -105,7 +114,7 @@ class SweepPlan:
         object.__setattr__(self, "options", replace(self.options, metric=metric))
         for name, other in self.others.items():
             _check_alike(self.preset, self.experiment, name, other)
-        with_sections(self.experiment, seed=(*self.seeds, *self.fresh_seeds)[-1])
+        with_sections(self.experiment, seed=self.experiment.seed + self.options.seeds + self.options.finals - 1)
         _ = self.rounds, self.names  # say here what does not fit
 
     @property
@@ -133,6 +142,8 @@ class SweepPlan:
             {name: resolve(experiment, name) for name in self.space if name != PRESET}
             for experiment in self.experiments.values()
         )
+        if len({*first.values()}) < len(first):
+            raise InputError("--space: two of its names are one option; take one out")
         if any(other != first for other in others):
             raise InputError("--space: names an option that means another one in one of the presets; write it in full")
         return first | ({PRESET: PRESET} if PRESET in self.space else {})
@@ -258,7 +269,10 @@ def check_points(plan: SweepPlan, ledger: Path, events: Iterable[Mapping[str, An
         for name, option in plan.names.items()
         if name != PRESET
     }
+    seeds = {str(seed) for seed in plan.seeds}
     for event in events:
+        if event["event"] == "result" and event["record"]["scores"].keys() != seeds:
+            raise InputError(f"{ledger}: trial {event['trial']} has scores of other seeds: restore it from a copy")
         point = event["point"] if event["event"] == "suggest" else {}
         if event["event"] == "suggest" and (lacking := sorted(plan.space.keys() - point.keys())):
             raise InputError(f"{ledger}: trial {event['trial']} has no {lacking[0]}: restore it from a copy")
@@ -329,11 +343,27 @@ def load_plan(folder: Path, changes: Mapping[str, Any], typed: Mapping[str, str]
     except ValueError as error:
         raise InputError(f"{folder / PLAN_FILE}: {error}") from error
     check_own_names(_named_in(space), str(content.get("space_seal", "")), folder / PLAN_FILE)
+    _check_text(content, folder / PLAN_FILE)
     try:
         more = {name: from_tree(entry["experiment"]) for name, entry in others.items()}
         return SweepPlan(content["preset"], from_tree(content["experiment"]), space, options, content["text"], more)
     except ValueError as error:  # an InputError too: these say which option, and not where it stands
         raise InputError(f"{folder / PLAN_FILE}: {error}") from error
+
+
+def _check_text(content: SavedPlan, path: Path) -> None:
+    """Raise InputError where the text of the preset, of which a report makes others, is none, or names other code."""
+    try:
+        tree = tomllib.loads(content["text"])
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is damaged (text: {error}); restore it from a copy") from error
+    tables = [name for name, part in content["experiment"].items() if isinstance(part, dict)]
+    if odd := [name for name in tables if not isinstance(tree.get(name, {}), dict)]:
+        raise InputError(f"{path} is damaged (text: {odd[0]} is no table); restore it from a copy")
+    own, named = places_of(content["experiment"]), places_of(tree)
+    for name in (*CODE, ENCODER):
+        if named.get(name) not in (None, own.get(name)):
+            raise InputError(f"{path}: its text has {name} = {named[name]!r}, and its options have another")
 
 
 def _check_alike(first: str, experiment: Experiment, name: str, other: Experiment) -> None:

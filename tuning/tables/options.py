@@ -9,7 +9,7 @@ from typing import NamedTuple
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.overrides import keep_options, option_name
 from anchorfl.pipeline.config.schema import options_of
-from anchorfl.pipeline.results.compare import FREE
+from anchorfl.pipeline.results.compare import is_free
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.published import Change, Row, value_text
 
@@ -87,11 +87,6 @@ def parse_vary(words: Sequence[str]) -> Vary | None:
     if option not in ("seed", "output") and is_free(option):  # a table says what to write for these two
         raise InputError(f"--vary {words[0]}: {option} changes no result")
     return Vary(option, values)
-
-
-def is_free(option: str) -> bool:
-    """Return whether an option is the seed, or changes no result, only where a run goes or what is kept of it."""
-    return any(option.startswith(name) if name.endswith(".") else option == name for name in FREE)
 
 
 def with_change(row: Row, option: str, experiment: Experiment, preset: Experiment) -> Row:

@@ -16,11 +16,11 @@ from anchorfl.pipeline.config.idle_options import check_idle, idle_options
 from anchorfl.pipeline.config.overrides import option_name, override, typed_options
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
+from anchorfl.pipeline.results.compare import is_free
 from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options, with_sections
 from anchorfl.pipeline.storage.atomic_files import read_json
-from anchorfl.pipeline.storage.checkpoint import SERVER_STATES
 from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
-from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, SERVER_STATES, new_folder, read_result
 from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.pipeline.terminal import Log
 from anchorfl.pipeline.training.run_spec import RunSpec
@@ -35,7 +35,6 @@ from anchorfl.tasks.tabular.table import resolve_options as resolve_task_options
 from anchorfl.tuning.tables.options import (
     Vary,
     drop_options,
-    is_free,
     options_of_one_method,
     sort_by_value,
     with_change,

@@ -107,8 +107,12 @@ def test_epsilon_of_a_fixed_number_is_no_less_than_of_draws_and_no_more_than_of_
 
 
 def test_an_empty_draw_must_be_unlikely():
-    with pytest.raises(InputError, match=r"no client is drawn with probability 0\.0\d+, too much beside .* raise fed"):
+    with pytest.raises(
+        InputError, match=r"no other client is drawn with probability 0\.0\d+, too much beside .* raise fed"
+    ):
         privacy(population=10, clients=5).epsilon(50)
+    with pytest.raises(InputError, match="no other client"):  # none at all: 9e-8, less than a hundredth of delta
+        privacy(population=10, clients=9).epsilon(900)
 
 
 def test_little_noise_is_counted_in_time_and_to_the_same_figure(monkeypatch):

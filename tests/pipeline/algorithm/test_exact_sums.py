@@ -246,6 +246,20 @@ def test_the_order_in_which_a_client_has_its_tensors_is_nothing():
         assert means["w"]["b"].tolist() == [5.0, 12.0, 19.0]
 
 
+def test_a_message_may_be_written_over_once_it_is_added():
+    """Forked workers answer in memory that their next answer takes."""
+    nobodys = Contribution({"w": Term({"a": torch.ones(2)}, 1), "rows": Term({"r": torch.ones(3, 2)}, torch.zeros(3))})
+    message, sums = summed([nobodys] * 2, range(2), grid(2)).message(), ExactSums()
+    sums.add_message(message, grid(2))
+    for sent in message["sums"].values():
+        sent["weight"].fill_(7)
+        for value in sent["values"].values():
+            value.fill_(7)
+    means = sums.means([], grid(2))
+    assert means.weight["rows"].tolist() == [0, 0, 0]
+    assert means["w"]["a"].tolist() == [1, 1]
+
+
 def test_tensors_of_another_shape_are_an_error():
     sums = summed([Contribution({"w": Term({"a": torch.ones(2)}, 1)})], [0], grid(1))
     with pytest.raises(ValueError, match=r"no mean of w: \{'a': torch.Size\(\[3\]\)\} after"):

@@ -189,3 +189,28 @@ def test_a_models_state_is_its_own_memory_and_follows_it():
     assert model.weight.sum() == 12
     assert model.bias.isnan().all()
     assert weights_of(model)["weight"].tolist() == model.weight.tolist()
+
+
+class Running(torch.nn.Module):
+    """A network of others, which puts a new tensor in a buffer's place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+        self.linear = torch.nn.Linear(2, 1)
+
+    def forward(self, x):
+        self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_buffer_that_is_replaced_travels_and_is_written_to(wrapped):
+    network = Running()
+    model = torch.nn.Sequential(network) if wrapped else network
+    name = "0.mean" if wrapped else "mean"
+    sent = weights_of(model)
+    model(torch.full((3, 2), 8.0))
+    assert weights_of(model)[name].tolist() == [4.0, 4.0]
+    load_sent(model, sent)
+    assert network.mean.tolist() == [0.0, 0.0]

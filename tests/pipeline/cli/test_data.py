@@ -113,7 +113,9 @@ def test_a_preset_is_prepared_for_its_run(here, capsys):
     [
         (["yeest"], "no task 'yeest' in [task] name (did you mean 'yeast'?)"),
         (["demo", "yeest"], "no made-up files for 'yeest' (did you mean 'yeast'?)"),
-        (["demo", "yeast", "--rows", "0"], "--rows 0: must be at least 1"),
+        (["demo", "yeast", "--rows", "0"], "--rows 0 --seed 0: must be at least 1 and 0"),
+        (["demo", "r8", "--seed", "-1"], "--rows 400 --seed -1: must be at least 1 and 0"),
+        (["demo", "femnist", "--rows", "3"], "--rows 3: too few for made-up files of femnist"),
         (["demo", "yeast", "--out", "full"], "--out full is not empty: give a new folder"),
         (["prepare"], "usage: anchorfl data prepare PRESET|NAME"),
         (["prepare", "yeest"], "'yeest' is no data set and no preset (did you mean 'yeast'?)"),

@@ -86,6 +86,7 @@ def test_what_pip_reads(tmp_path, monkeypatch):
         (["method", "json"], "Python has a module 'json' already"),
         (["method", "1st"], "'1st' cannot name a package"),
         (["method", "class"], "'class' cannot name a package"),
+        (["method", "none"], "'none' cannot name a package"),
         (["method", "../up"], "'../up' cannot name a package"),
         (["method", "mine", "--out", "there"], "there is there already"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 
 import pytest
 
@@ -84,6 +86,26 @@ def test_a_damaged_record_is_named_and_the_others_are_listed(folder, capsys, tmp
     (tmp_path / "torn" / "run.json").write_text('{"id": 3}')
     assert main(["runs", "--folder", str(tmp_path)]) == 0
     assert "run.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"created": -math.inf}, "does not say when the run began"),
+        ({"params": {"evaluation.metrics": ["threshold"], "method": ["fedavg"]}}, ""),
+        ({"tags": {"kind": ["sweep"]}}, ""),
+    ],
+)
+def test_a_record_of_the_wrong_form_leaves_the_others(folder, capsys, tmp_path, change, said):
+    shutil.copytree(folder / "done", tmp_path / "runs" / "whole")
+    shutil.copytree(folder / "done", tmp_path / "runs" / "strange")
+    path = tmp_path / "runs" / "strange" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert main(["runs", "--folder", str(tmp_path / "runs")]) == 0
+    out, err = capsys.readouterr()
+    assert "whole" in out
+    assert ("strange" in out) != bool(said)
+    assert said in err
 
 
 def test_the_environment(capsys, monkeypatch):

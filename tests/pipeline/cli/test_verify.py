@@ -65,6 +65,23 @@ def test_a_changed_number_is_named(folder, tmp_path, capsys):
     assert "differ, by up to 1.0e-06 of their size: train/loss of round 1" in out
 
 
+@pytest.mark.parametrize("change", ["class", "gone"])
+def test_scores_of_classes_and_numbers_that_are_gone_count(folder, tmp_path, capsys, change):
+    shutil.copytree(folder, tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    if change == "class":
+        row = lines[1]["per_class"]["test/f1"]
+        row[min(row)] += 0.5
+    else:
+        del lines[1]["metrics"]["test/f1_macro"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["verify", str(tmp_path / "run")]) == 1
+    assert {"class": "test/f1 of ", "gone": "test/f1_macro of round 1 (on one side alone)"}[
+        change
+    ] in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("rounds", ["0", "4", "-1"])
 def test_rounds_that_are_not_there_are_one_line(folder, capsys, rounds):
     assert main(["verify", str(folder), "--rounds", rounds]) == 2

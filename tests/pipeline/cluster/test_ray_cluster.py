@@ -33,6 +33,19 @@ def test_an_address_where_ray_cannot_connect_is_one_line(monkeypatch, error):
         ray_cluster.start(ClusterOptions(address="foo:bar"))
 
 
+def test_a_cluster_that_lacks_what_is_waited_for_is_left(monkeypatch):
+    """The next run of the process would else be on it, whatever address it names."""
+    joined = []
+    monkeypatch.setattr(ray, "init", lambda **_: joined.append(True))
+    monkeypatch.setattr(ray, "is_initialized", lambda: bool(joined))
+    monkeypatch.setattr(ray, "shutdown", joined.clear)
+    monkeypatch.setattr(ray_cluster, "wait_for_nodes", Mock(side_effect=InputError("four nodes did not come")))
+    monkeypatch.setattr(ray_cluster, "_wants_token", lambda: True)
+    with pytest.raises(InputError, match="did not come"):
+        ray_cluster.start(ClusterOptions(address="auto", wait_for_cpus=4))
+    assert not joined
+
+
 @pytest.mark.parametrize("automatic", [True, False], ids=["collector on", "collector off"])
 @pytest.mark.parametrize("fault", [None, RuntimeError("no answer")], ids=["leaves", "fails"])
 def test_nothing_of_rays_is_freed_while_it_shuts_down(monkeypatch, automatic, fault):

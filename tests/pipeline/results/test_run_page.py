@@ -20,12 +20,13 @@ from anchorfl.pipeline.config.overrides import override, typed_options
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.repetition import repetition_of
 from anchorfl.pipeline.results import page_parts
+from anchorfl.pipeline.results.compare import compare
 from anchorfl.pipeline.results.page_server import PageServer
 from anchorfl.pipeline.results.run_page import PAGE, _mark, _numbers, _value, run_page
 from anchorfl.pipeline.results.run_view import Run, last_class_scores
 from anchorfl.pipeline.run.assemble import from_words
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.storage.run_folder import lock_run
+from anchorfl.pipeline.storage.run_folder import lock_run, read_result
 from anchorfl.pipeline.storage.run_record import RoundRecord, line_of, read_records
 from anchorfl.testing import small_experiment, stopped_before
 from anchorfl.tuning.cli import main
@@ -339,3 +340,22 @@ def test_a_page_says_what_its_numbers_are_of(tmp_path):
     assert "Test rows by true class" not in alone
     assert "without the labels that task.hidden_labels took away" in alone
     assert "more than once; its sd is too small" in run_page([tmp_path / "one", tmp_path / "two"])
+
+
+@pytest.mark.usefixtures("pictures")
+def test_what_a_run_writes_of_its_selected_round_and_its_clients_is_what_the_commands_say_later(tmp_path):
+    """result.json comes last, so the run's own pages are drawn before it is there."""
+    e = small_experiment(
+        data="toy-multi",
+        task={"client_test": "0.3"},
+        evaluation={"model_selection": "best_validation"},
+        federation={"rounds": 8, "epochs": 1},
+        optimizer={"lr": 0.02},
+    )
+    folder = tmp_path / "run"
+    run(e, folder, quiet)
+    assert read_result(folder)["round"] < 8
+    page = (folder / "report" / PAGE).read_text()
+    later = run_page([folder])
+    assert page[page.index("<h2>Classes") : page.index("<h2>Partition")] in later
+    assert (folder / "report" / "comparison.md").read_text() == compare([folder], tmp_path / "new").markdown

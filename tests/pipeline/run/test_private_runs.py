@@ -19,6 +19,7 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.methods.anchor import Anchor
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.run import prepare
 from anchorfl.pipeline.run.lifecycle import run
@@ -109,7 +110,19 @@ class Telling(FedAvg):
         return {"rows": torch.tensor(card.num_examples)}
 
 
-@pytest.mark.parametrize("kind", [ByRows, Telling])
+@dataclass(frozen=True, kw_only=True)
+class OwnAnchor(Anchor):
+    """A plug-in derived from Anchor whose server has weights of its own."""
+
+    name = "own-anchor"
+    control_variates: bool = False
+    shares: bool = False
+
+    def client_weight(self, card):
+        return float(card.num_examples)
+
+
+@pytest.mark.parametrize("kind", [ByRows, Telling, OwnAnchor])
 def test_a_plug_in_with_weights_or_messages_of_its_own_is_refused(private, kind):
     """One client would move the mean by more than the noise covers, or get to know the others."""
     e = replace(private(), method=kind(weighting="uniform"))

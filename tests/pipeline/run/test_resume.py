@@ -152,7 +152,7 @@ def test_a_run_does_not_go_on_over_a_gap_in_its_records(experiment, tmp_path):
     path = tmp_path / "run" / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + lines[2])
-    with pytest.raises(InputError, match=r"metrics.jsonl lacks round 1 \(1 that are done by the checkpoint\); restore"):
+    with pytest.raises(InputError, match=r"metrics.jsonl lacks round 1, which is done by the checkpoint; restore"):
         resume(tmp_path / "run", quiet)
     assert path.read_text() == lines[0] + lines[2]
     path.write_text("".join(lines))

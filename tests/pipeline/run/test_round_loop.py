@@ -85,6 +85,16 @@ def test_a_checkpoint_whose_notes_contradict_it_is_refused(experiment, tmp_path,
         resume(tmp_path / "run", quiet)
 
 
+def test_a_checkpoint_of_more_rounds_than_the_run_has_is_refused(experiment, tmp_path):
+    with stopped_before(3):
+        run(experiment(), tmp_path / "run", quiet)
+    checkpoints = Checkpoints(tmp_path / "run", kept=1)
+    found = checkpoints.load()
+    checkpoints.save(2**40, found.parts, found.notes | {"round": 2**40})
+    with pytest.raises(InputError, match=rf"is not of this run \(notes: round {2**40} of 3"):
+        resume(tmp_path / "run", quiet)
+
+
 def test_what_a_worker_lacks_is_no_fault_of_the_checkpoint(experiment, tmp_path, monkeypatch):
     """On Ray a resumed run is the first to wait for the server, and was asked to start anew in another folder."""
     with stopped_before(2):

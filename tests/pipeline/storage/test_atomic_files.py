@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically, write_json
 
 
@@ -48,3 +50,15 @@ def test_two_threads_write_one_file(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(write, range(2))) == [None, None]
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_link_or_a_pipe_in_a_drafts_place_is_an_error(tmp_path):
+    """In a folder of somebody else it may lead to any file of this user."""
+    own = tmp_path / "own"
+    own.write_text("mine")
+    for number, make in enumerate((lambda path: path.symlink_to(own), os.mkfifo)):
+        make(tmp_path / f".{number}.csv.tmp")
+        with pytest.raises(OSError, match=rf"\.{number}\.csv\.tmp"):
+            write_atomically(tmp_path / f"{number}.csv", b"theirs")
+        assert not (tmp_path / f"{number}.csv").exists()
+    assert own.read_text() == "mine"

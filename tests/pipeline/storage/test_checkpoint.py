@@ -51,6 +51,21 @@ def test_old_files_go_and_foreign_drafts_do_not_matter(tmp_path):
     ]  # fmt: skip
 
 
+def test_what_a_save_does_not_write_stays(tmp_path):
+    """A folder of a file server's in it stopped every save, and files of others were deleted."""
+    kept = [tmp_path / "checkpoint" / name for name in ("@eaDir", "notes.txt", "checkpoints.json")]
+    kept[0].mkdir(parents=True)
+    for path in kept[1:]:
+        path.write_text("mine")
+    foreign = tmp_path / "checkpoint" / "checkpoint-000009.json"
+    os.mkfifo(foreign)
+    store = Checkpoints(tmp_path, 3)
+    store.save(1, {"a": tensors(1)}, {})
+    store.wait()
+    assert all(path.exists() for path in kept)
+    assert not foreign.exists()
+
+
 def test_a_kill_before_the_index_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     """The index is written last: without it the new files do not exist."""
     checkpoints = Checkpoints(tmp_path)

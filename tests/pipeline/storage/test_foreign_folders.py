@@ -154,6 +154,37 @@ def test_a_copy_writes_nothing_outside_of_its_folder(finished, tmp_path, monkeyp
     assert not (tmp_path / "here" / "evil").exists()
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "report", "metrics.jsonl", ".lock", "final_scores", "server_states"])
+def test_nothing_is_written_through_a_link_out_of_the_folder(finished, tmp_path, capsys, name):
+    """What the link names holds files of the user, which a save would delete, or a report overwrite."""
+    own = tmp_path / "own"
+    path = finished / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    if name.endswith(("jsonl", "lock")):
+        own.write_text("mine")
+        path.unlink(missing_ok=True)
+    else:
+        own.mkdir()
+        (own / "thesis.tex").write_text("mine")
+    path.symlink_to(own)
+    for command in (["resume", str(finished)], ["compare", str(finished)], ["report", str(finished)]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert name in said
+        assert "is a link out of its folder" in said or "lies outside of" in said
+    assert [own.read_text()] == ["mine"] if own.is_file() else [p.name for p in own.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("name", [".per_class.csv.tmp", "report/.comparison.csv.tmp"])
+def test_nothing_is_written_through_a_link_in_a_drafts_place(finished, secret, capsys, name):
+    (finished / "per_class.csv").unlink()
+    (finished / name).symlink_to(secret)
+    assert {main(["resume", str(finished)]), main(["compare", str(finished)])} - {0}
+    assert secret.read_text() == SECRET
+    assert Path(name).name in capsys.readouterr().err
+
+
 def test_a_backup_does_not_follow_links(experiment, secret, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

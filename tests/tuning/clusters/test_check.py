@@ -14,6 +14,7 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.clusters import check as cloud
+from anchorfl.tuning.clusters.nodes import option_values
 from anchorfl.tuning.clusters.rules import Demand, Versions, share_fits
 
 SHIPPED = Path(__file__).resolve().parents[3] / "cluster.yaml"
@@ -154,6 +155,39 @@ def test_no_wrong_value_stops_the_check():
             assert all("\n" not in fault for fault in found)
             silent += not found
     assert silent < 100  # free text, as names of groups and commands
+
+
+def test_each_missing_key_is_named_once():
+    found = faults("a: 1")
+    assert [fault.partition(":")[0] for fault in found if ": missing" in fault] == ["cluster_name", "provider"]
+
+
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        (["--env=RAY_AUTH_MODE=token", "-e", "RAY_AUTH_MODE=disabled"], "RAY_AUTH_MODE=disabled"),
+        (["-e", "RAY_AUTH_MODE=disabled", "--env=RAY_AUTH_MODE=token", "-e"], "RAY_AUTH_MODE=token"),
+    ],
+)
+def test_docker_takes_the_last_of_two_values(words, last):
+    assert option_values(words, "--env", "-e")[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("file_mounts:\n", "file_mounts:\n  /home/ray/empty: ''\n"),
+        ("InstanceMarketOptions: { MarketType: spot }", "InstanceMarketOptions: spot"),
+        ("InstanceMarketOptions: { MarketType: spot }", "InstanceMarketOptions: null"),
+        ("  security_group:\n", "  security_group:\n    IpPermissions: [{ UserIdGroupPairs: 5 }]\n"),
+    ],
+)
+def test_odd_values_are_faults_or_none(check, tmp_path, old, new):
+    file = tmp_path / "mine.yaml"
+    file.write_text(edited(old, new))
+    code, out, err = check(file)
+    assert code in (0, 2)
+    assert "Traceback" not in out + "".join(err)
 
 
 def test_sum_of_counts():

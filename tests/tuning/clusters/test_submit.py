@@ -164,6 +164,13 @@ def test_where_nothing_answers_one_line_says_so(capsys, monkeypatch):
     assert f"--address {address}: no Ray dashboard answers there" in shown
 
 
+@pytest.mark.parametrize("address", ["http://a b:8265", "http://127.0.0.1:abc", "http://[::1", "http://[abc"])
+def test_an_address_that_is_none_is_one_line(capsys, address):
+    assert main(["runs", "logs", "job", "--address", address]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"anchorfl: --address {address}: ")
+
+
 def test_an_address_after_the_command_or_with_a_password_is_refused(capsys):
     assert main(["submit", "run", "digits/fedavg", "--address", "http://127.0.0.1:1"]) == 2
     assert "--address goes before run: anchorfl submit --address URL run" in capsys.readouterr().err

@@ -27,6 +27,33 @@ def test_every_method_declares_a_space():
         assert all(d.reason for d in declared.space.values())
 
 
+@pytest.mark.parametrize("spec", ["int:log:1:100:4", "int:1:9:3", "log:0.1:10:5", "tail:90:99:5", "0:1:2"])
+def test_a_text_comes_back(spec):
+    assert describe(parse(spec)) == spec
+
+
+def test_whole_numbers_on_a_log_scale_are_those():
+    assert parse("int:log:1:100:3").grid() == [1, 10, 100]
+
+
+@pytest.mark.parametrize("other", ["method.q1=90:95", "q1=90:95"])
+def test_an_option_has_one_name_in_a_space(other):
+    """The later of two would be trained, and the other one reported."""
+    e = read_preset("digits/fedalign")
+    with pytest.raises(InputError, match="twice"):
+        space_of(e, ["q1=95:99", other])
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"), [("0:1:999999999", "at most 10000"), ("0:1:1", "at least 2"), ("0:1:99999999999", "not under")]
+)
+def test_a_grid_has_a_size(spec, line):
+    with pytest.raises(ValueError, match=line):
+        parse(spec)
+    with pytest.raises(ValueError, match="no whole numbers"):
+        Range(90, 99, "tail", integer=True)
+
+
 def spaces_now():
     """Return every declared space as ``--space`` takes it, and the rounds of a trial at least."""
     texts = {name: {option: describe(d) for option, d in one.space.items()} for name, one in SPACES.items()}

@@ -9,11 +9,14 @@ import random  # noqa: TID251 - a generator of its own, for the order of the tri
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from ray.exceptions import OutOfMemoryError
 
 from anchorfl.pipeline.storage.run_record import RoundRecord, write_records
+from anchorfl.pipeline.training.errors import LostError
 from anchorfl.tasks.errors import InputError, PreparedDataError
 from anchorfl.tuning.search import trial as trial_module
 from anchorfl.tuning.search import tune_adapter
@@ -437,6 +440,38 @@ def test_a_ledger_that_cannot_be_written_says_so_in_its_own_words(tmp_path, monk
     monkeypatch.setattr(tune_adapter, "fit", fit)
     with pytest.raises(OSError, match="No space left on device"):
         tune_adapter.search(search, None, None, [], 1, Budget(0, 0, lambda: (0.0, 0.0)))
+
+
+def test_what_a_failed_write_left_is_cut_off_by_the_next(tmp_path, monkeypatch):
+    """A disk that was full for a moment: the line is whole, and what was written of the one before it is gone."""
+    path, first = tmp_path / "ledger.jsonl", {"event": "start", "time": 1.0, "versions": {}}
+    ledger = Ledger(path)
+    ledger.write(first)
+    whole = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            ledger.write(first | {"time": 2.0})
+    path.write_bytes(path.read_bytes()[:-5])
+    ledger.write(first | {"time": 3.0})
+    assert path.read_bytes().startswith(whole)
+    assert [event["time"] for event in Ledger(path).events] == [1.0, 3.0]
+
+
+def test_a_fault_that_ray_tune_swallows_is_raised_at_the_end(tmp_path, monkeypatch):
+    search, full = study(tmp_path / "ledger"), OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(tune_adapter, "fit", lambda *_, **__: setattr(search.ledger, "fault", full))
+    with pytest.raises(OSError, match="No space left on device"):
+        tune_adapter.search(search, None, None, [], 1, Budget(0, 0, lambda: (0.0, 0.0)))
+
+
+def test_a_process_that_rays_memory_monitor_ended_is_one_line(monkeypatch):
+    def fit(_):
+        raise RuntimeError("Caught unexpected exception") from OutOfMemoryError("1 worker(s) were killed")
+
+    monkeypatch.setattr(tune_adapter.Tuner, "fit", fit)
+    with pytest.raises(LostError, match="memory was nearly full: run fewer at a time"):
+        tune_adapter.fit(lambda config, context: None, None, [{"CPU": 1.0}], 1)
 
 
 def test_seconds_of_training_are_of_the_rounds_so_far_and_of_one_seed_at_a_time(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from anchorfl.tuning.sweep.sweep import _notes
 
 def plan(**options) -> SweepPlan:
     space = {"q1": Range(90, 99.9, "tail", reason="why"), "q2": Choice((10, 50.0)), "anchor_score": Choice(("dot",))}
-    return SweepPlan("digits/fedalign", read_preset("digits/fedalign"), space, SweepOptions(**options), "text")
+    return SweepPlan("digits/fedalign", read_preset("digits/fedalign"), space, SweepOptions(**options), "seed = 1")
 
 
 def test_a_plan_comes_back(tmp_path):
@@ -64,12 +65,12 @@ def test_several_presets_are_a_dimension(tmp_path):
     names = ("suite-digits-masks-2/fedavg", "suite-digits-masks-2/fedpu")
     e, other = map(read_preset, names)
     space = {"preset": Choice(names), "optimizer.lr": Choice((0.001, 0.01))}
-    made = SweepPlan(names[0], e, space, SweepOptions(searcher="grid", trials=4), "text", {names[1]: other})
+    made = SweepPlan(names[0], e, space, SweepOptions(searcher="grid", trials=4), "seed = 1", {names[1]: other})
     made.save(tmp_path)
     assert load_plan(tmp_path, {}) == made
     assert made.preset_point == {"preset": names[0], "optimizer.lr": e.optimizer.lr}
     point = {"preset": names[1], "optimizer.lr": 0.01}
-    assert (made.experiment_of(point), made.text_of({"preset": names[0]})) == (other, "text")
+    assert (made.experiment_of(point), made.text_of({"preset": names[0]})) == (other, "seed = 1")
     (tmp_path / "its.toml").write_text(made.text_of(point))
     assert read_preset(str(tmp_path / "its.toml")) == other
     trained = point_experiment(made.experiment_of(point), made.names, point, 7)
@@ -80,7 +81,7 @@ def test_several_presets_are_a_dimension(tmp_path):
 def test_a_plan_whose_further_presets_are_damaged_is_one_line(tmp_path):
     names = ("suite-digits-masks-2/fedavg", "suite-digits-masks-2/fedpu")
     e, other = map(read_preset, names)
-    SweepPlan(names[0], e, {"preset": Choice(names)}, SweepOptions(), "text", {names[1]: other}).save(tmp_path)
+    SweepPlan(names[0], e, {"preset": Choice(names)}, SweepOptions(), "seed = 1", {names[1]: other}).save(tmp_path)
     content = json.loads((tmp_path / "sweep.json").read_text())
     for bad in ({"experiment": 3}, {}, {"experiment": {"method": {"name": "nobody"}}}):
         (tmp_path / "sweep.json").write_text(json.dumps(content | {"others": {names[1]: bad}}))
@@ -191,9 +192,9 @@ def test_what_cannot_be_registered_is_said_before_the_search(method, log_model, 
         e, method=find_method(method)(), tracking=dataclasses.replace(e.tracking, log_model=log_model)
     )
     space = {"optimizer.lr": Choice((0.01, 0.1))}
-    SweepPlan("digits/fedavg", e, space, SweepOptions(), "text")
+    SweepPlan("digits/fedavg", e, space, SweepOptions(), "seed = 1")
     with pytest.raises(InputError, match=message):
-        SweepPlan("digits/fedavg", e, space, SweepOptions(register="mine"), "text")
+        SweepPlan("digits/fedavg", e, space, SweepOptions(register="mine"), "seed = 1")
 
 
 def test_final_runs_have_the_test_rows_of_the_search():
@@ -273,3 +274,33 @@ def test_the_metric_is_the_first_of_those_that_are_computed():
     assert SweepPlan("digits/fedalign", e, space, SweepOptions(metric="map"), "").options.metric == "map"
     with pytest.raises(InputError, match=r"--metric accuracy: with evaluation.metrics = 'ranking' there are p_at_1, "):
         SweepPlan("digits/fedalign", e, space, SweepOptions(metric="accuracy"), "")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("method", "is damaged (text: "),
+        ("method = 3", "is damaged (text: method is no table)"),
+        ('[method]\nname = "evil:Method"', "its text has method.name = 'evil:Method', and its options have another"),
+    ],
+)
+def test_a_text_of_others_is_looked_at(tmp_path, text, line):
+    """A report makes presets of it, and reading one runs the code that it names."""
+    plan().save(tmp_path)
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    (tmp_path / "sweep.json").write_text(json.dumps(content | {"text": text}))
+    with pytest.raises(InputError, match=re.escape(line)):
+        load_plan(tmp_path, {})
+
+
+def test_scores_are_of_the_plans_seeds(tmp_path):
+    made = plan()
+    result = {"event": "result", "trial": 0, "round": 1, "record": {"score": 0.5, "scores": {"7": 0.5}}, "time": 0.0}
+    with pytest.raises(InputError, match="trial 0 has scores of other seeds"):
+        check_points(made, tmp_path / "ledger.jsonl", [result])
+
+
+@pytest.mark.parametrize("name", ["seeds", "finals"])
+def test_seeds_have_a_limit(name):
+    with pytest.raises(ValueError, match="at most 1000"):
+        SweepOptions(**{name: 10**9})
