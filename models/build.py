@@ -155,6 +155,8 @@ def _make_encoder(
                 entry, options.width, options.heads, options.feedforward, options.dropout, shape[0], masks
             )
         case "image":
+            if min(shape[1:]) < 2:
+                raise ValueError(f"images of {shape[1]} x {shape[2]}: the network needs 2 a side; set task.image_size")
             return SmallCNN(shape, options.width, options.dropout, masks)
         case "sparse":
             return SparseEncoder(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import lzma
 import math
 import os
 import struct
+import tokenize
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +57,10 @@ def read(file: Path, digest: str) -> tuple[npt.NDArray[np.float32], str]:
             if intact and str(data["digest"]) == digest:
                 metadata = str(data["about"]) if "about" in data else ""
                 return np.asarray(data["vectors"], np.float32), metadata
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile, zlib.error, struct.error) as error:
+    except (
+        OSError, ValueError, KeyError, EOFError, RuntimeError, SyntaxError, tokenize.TokenError, BadZipFile, zlib.error,
+        lzma.LZMAError, struct.error,
+    ) as error:  # fmt: skip
         reason = str(error)
     raise UnusableError(reason)
 
@@ -78,7 +83,7 @@ def save(
 ) -> None:
     """Write under a name of our own, then rename: a reader, or a second run, never sees half a file.
 
-    about: kept beside the vectors, how they were made.
+    metadata: kept beside the vectors, how they were made.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

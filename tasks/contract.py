@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # torch, which the list of tasks does without
 
 LabelKind = Literal["single", "multi"]
 InputKind = Literal["tokens", "series", "image", "sparse"]
+LONGEST_CLIENT = 200
+"""Characters of a client's name, at most: NumPy gives every row of a column as many as the longest one has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class TaskOptions:
     """The options of [task]: which data, how they are cut into clients, and what a client knows."""
 
     name: str = "digits"
-    """Name of the data set, a key of ``anchorfl.tasks.registry.TASKS``."""
+    """Name of the data set: one of ``anchorfl.tasks.registry.TASKS``, of a plug-in, or ``package.module:function``."""
     root: str = ""
     """Folder of the raw files, or its address (``s3://bucket/folder``, ``gs://...``), from which they are brought once;
     empty: ``$ANCHORFL_DATA/<folder of the data set>``, then ``$ANCHORFL_DATA`` itself."""

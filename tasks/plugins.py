@@ -180,7 +180,7 @@ def _imported(target: str, where: str) -> Any:
         _remembered(found)
     for part in path.split("."):
         if not hasattr(found, part):
-            names = [name for name in vars(found) if not name.startswith("_")]
+            names = [name for name in dir(found) if not name.startswith("_")]
             hint = "; a script's own objects are gone with it: put them into a module" if parts[0] == "__main__" else ""
             raise InputError(f"{where}: {module_name} has no {part!r}{nearest(part, names)}{hint}")
         found = getattr(found, part)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anchorfl.tasks.corpus.counting import RECORD, Layout, Segment
@@ -26,6 +27,8 @@ from anchorfl.tasks.errors import InputError, nearest
 BLOCK = 2 << 20
 """Bytes of text that are counted at one time: they and their arrays stay near the processor."""
 MAX_SEGMENT_BYTES = 64 << 20
+ROWS = 16
+"""Rows of a Parquet file that are read at a time."""
 """Bytes of the longest line, paragraph or article."""
 SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet")
 """Files that are taken from a folder, also with .gz behind (not Parquet); a file named by itself may have any name."""
@@ -229,8 +232,7 @@ def _json_texts(shard: Shard, data: bytes, line: int, field: str) -> Iterator[st
 def _parquet(path: Path, field: str) -> Any:
     """Return a Parquet file that has the column."""
     try:
-        file = pq.ParquetFile(path)
-        schema = file.schema_arrow
+        schema = pq.read_schema(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path}: not a Parquet file ({str(error).splitlines()[0]}); get it again") from error
     if field not in schema.names:
@@ -239,16 +241,27 @@ def _parquet(path: Path, field: str) -> Any:
     kind = schema.field(field).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise InputError(f"{path}: column {field!r} holds {kind}, no text; name another with --field")
-    return file
+    return pq.ParquetFile(path, read_dictionary=[field])  # a text that a million rows repeat is read once
 
 
 def _parquet_texts(shard: Shard, field: str) -> Iterator[str]:
     file = _parquet(Path(shard.path), field)
     try:
-        for batch in file.iter_batches(256, row_groups=[shard.start], columns=[field]):
-            yield from (text or "" for text in batch.column(0).to_pylist())
+        for batch in file.iter_batches(ROWS, row_groups=[shard.start], columns=[field]):
+            column = batch.column(0)
+            texts = column.dictionary if pa.types.is_dictionary(column.type) else column
+            _check_articles(shard.path, pc.max(pc.binary_length(texts)).as_py() or 0)
+            yield from (text.as_py() or "" for text in column)
     except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{shard.path} is damaged ({' '.join(str(error).split())}); get it again") from error
+
+
+def _check_articles(path: str, longest: int) -> None:
+    """Raise InputError where an article is longer than texts are: a few bytes of a Parquet file may be any length."""
+    if longest > MAX_SEGMENT_BYTES:
+        raise InputError(f"{path}: an article has {longest} bytes, more than {MAX_SEGMENT_BYTES}; cut it into several")
 
 
 def _join_articles(texts: Iterator[str]) -> Iterator[str]:

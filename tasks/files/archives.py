@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,11 @@ from anchorfl.tasks.files.regular_files import outside
 
 ANYWHERE = "**/"
 """Start of a pattern of files that may lie in any folder."""
+DAMAGE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, NotImplementedError, RuntimeError,
+    ValueError, IndexError,
+)  # fmt: skip
+"""Errors of ``zipfile`` on an archive that is damaged or made to be."""
 AGAIN = "delete it and fetch it again, or unpack it by hand"
 
 
@@ -53,7 +60,9 @@ def unpack(archive: Path, folder: Path, patterns: Sequence[str]) -> int:
             for place in dict.fromkeys(place for *_, place in named):
                 (folder / place).parent.mkdir(parents=True, exist_ok=True)
                 (draft / place).replace(folder / place)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (OSError, *DAMAGE) as error:
+        if isinstance(error, InputError) or getattr(error, "filename", None) is not None:  # the latter: of the disk
+            raise
         raise InputError(f"{archive} is no .zip archive, or a damaged one ({error}); {AGAIN}") from error
     return len(named)
 

@@ -33,7 +33,7 @@ TABLES = "fetched-tables"
 """Folder in the cache folder, with one folder per address."""
 IMAGES = "images"
 """Folder of the images beside a table."""
-BATCH_ROWS = 1 << 10
+BATCH_ROWS = 16
 """Rows of a table that are unpacked at a time."""
 KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp", b"II*\0": "tif"}
 """First bytes of an image -> the end of its file's name."""
@@ -132,6 +132,9 @@ def _changes(path: Path, schema: Any) -> Mapping[str, Callable[[Column], Column]
         inner = feature.get("feature", feature) if feature.get("_type") in ("Sequence", "List") else feature
         names = inner.get("names") if isinstance(inner, dict) else None
         if isinstance(names, list) and inner.get("_type") == "ClassLabel":
+            number = field.type.value_type if pa.types.is_nested(field.type) else field.type
+            if not pa.types.is_integer(number):
+                raise InputError(f"{path}: column {field.name!r} is of classes, by its notes, and holds {field.type}")
             changes[field.name] = _to_names(field.name, [str(name) for name in names])
         elif (
             pa.types.is_struct(field.type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ KINDS = {"images": ("uif", "numbers"), "labels": ("iu", "whole numbers")}
 """Types of the arrays that are no texts, by the end of their names."""
 FAULTS = (
     OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
-    NotImplementedError, RuntimeError,
+    tokenize.TokenError, NotImplementedError, RuntimeError,
 )  # fmt: skip
 """Errors of NumPy and zipfile on damaged files. The last two: a member that is packed in a way that zipfile does not
 know; one with a password, and a header nested too deep (RecursionError).

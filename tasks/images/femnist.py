@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from anchorfl.tasks.arrays.arrow import Ints, Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import find_files
 from anchorfl.tasks.images.json_file import listed, parsed, whole
@@ -152,7 +152,7 @@ def _read_writers(path: Path) -> Iterator[tuple[str, Samples]]:
         if user not in users and not (isinstance(samples, Samples) and not len(samples.y_N)):
             raise InputError(f"{path}: user {user!r} of user_data is not in users; get the file again")
     for index, (user, size) in enumerate(zip(users, sizes, strict=True)):
-        samples = data.get(user) if isinstance(user, str) else None
+        samples = data.get(user) if isinstance(user, str) and not has_controls(user) else None
         if user in users[:index]:
             raise InputError(f"{path}: user {user!r} is listed twice in users; get the file again")
         if not isinstance(samples, Samples):

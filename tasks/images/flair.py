@@ -25,7 +25,7 @@ from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import CLASS_NAMES, InputSpec, Source, Task
-from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import find_file
 from anchorfl.tasks.images.json_file import parsed
@@ -165,6 +165,8 @@ def _fault(entry: Any, first: dict[str, int]) -> str:
         return f"image_id {image!r} is that of record {first[image]}; remove one"
     if not isinstance(user, str) or not user:
         return f"user_id {user!r} is no text; correct it"
+    if has_controls(user):
+        return f"user_id {user!r} holds control characters; correct it"
     if not isinstance(partition, str) or partition not in SPLIT_OF:
         hint = nearest(str(partition), SPLIT_OF)
         return f"partition {partition!r} is not one of {', '.join(SPLIT_OF)}{hint}; correct it"

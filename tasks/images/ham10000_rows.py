@@ -5,6 +5,7 @@ Shape suffixes: N good rows of the metadata.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +173,7 @@ def _pixels(line: str, code: str) -> tuple[list[int], str]:
     fields = line.split(",")
     if len(fields) != SIDE * SIDE + 1:
         return [], f"{len(fields)} fields, not {SIDE * SIDE} pixels and a label"
-    wrong = [i for i, field in enumerate(fields) if not (field.isascii() and field.isdigit()) or int(field) > LEVELS]
+    wrong = [i for i, field in enumerate(fields) if not re.fullmatch("0{,9}[0-9]{1,3}", field) or int(field) > LEVELS]
     if wrong:
         name = "label" if wrong[0] == SIDE * SIDE else f"pixel{wrong[0]:04d}"
         return [], f"{name} is {fields[wrong[0]]!r}, not a whole number 0..{LEVELS}"

@@ -79,11 +79,6 @@ class Encoding:
         x = encoded["x"].cast(pa.list_(stored_type(encoded["x"].type.value_type)))
         return pa.table({n: x if n == "x" else encoded[n] for n in (*kept_columns(encoded), "x")})
 
-    def file_of(self, owner_E: Ints) -> Ints:
-        """Return the file that holds the rows of each of these owners."""
-        file_E: Ints = np.searchsorted(self.first_F1, owner_E, side="right") - 1
-        return file_E
-
     def write(self, table: Table, file: int) -> Table:
         """Write a file of rows and return its owners as ``WRITTEN``, in their order.
 

@@ -35,6 +35,8 @@ def given_spec(options: TaskOptions) -> InputSpec:
                 spec: InputSpec = converted(content[key], InputSpec)
             except (KeyError, ValueError, TypeError) as error:
                 raise InputError(f"{path} has no form of inputs ({error}); give another folder") from error
+            if fault := spec.fault():
+                raise InputError(f"{path}: {fault}; give another folder")
             return spec
     raise InputError(f"{WHERE} = {options.input_spec!r}: no folder of a saved model or of prepared data; give one")
 
@@ -47,6 +49,8 @@ def check_fits(spec: InputSpec, own: InputSpec) -> InputSpec:
     same = (spec.kind, spec.columns and spec.columns.inputs) == (own.kind, own.columns and own.columns.inputs)
     if not same:
         raise InputError(f"{WHERE}: it is for inputs of kind {spec.kind!r}, or of other columns; give another folder")
+    if (bool(spec.levels), bool(spec.mean)) != (bool(own.levels), bool(own.mean)):
+        raise InputError(f"{WHERE}: it scales its inputs otherwise than these data need it; give another folder")
     if spec.columns is None or own.columns is None:
         return spec
     texts, own_texts = ({*columns.categories} for columns in (spec.columns, own.columns))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -56,7 +57,8 @@ def raw_files(task: Task, options: TaskOptions, folder: Path) -> Iterator[tuple[
         for path in find_files(folder, name):
             yield path.relative_to(folder).as_posix(), path
     for name in task.named_files(folder, options) if task.named_files else ():
-        if (folder / name).is_file():  # else the row that names it is bad, which is for its reader to say
+        # of a name too long, no error; what is none makes its row a bad one, which is for the reader to say
+        if os.path.isfile(folder / name):
             yield name, folder / name
 
 

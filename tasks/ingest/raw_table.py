@@ -17,7 +17,7 @@ from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.disclosure import known_matrix
 from anchorfl.tasks.arrays.labels import Labels, without_classes
 from anchorfl.tasks.arrays.ragged import offsets
-from anchorfl.tasks.contract import CLASS_NAMES, InputSpec, LabelKind, Task
+from anchorfl.tasks.contract import CLASS_NAMES, LONGEST_CLIENT, InputSpec, LabelKind, Task
 from anchorfl.tasks.errors import InputError, has_controls
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import raw_folder
@@ -122,6 +122,10 @@ def validate_table(table: Table, task: Task, at_sites: bool = False) -> Table:
     if not needed_splits <= splits <= {*SPLITS}:
         raise InputError(
             f"{task.name}: the rows need the splits train and test, found {sorted(splits)}; correct the raw data"
+        )
+    if task.subjects and (pc.max(pc.utf8_length(table["subject"])).as_py() or 0) > LONGEST_CLIENT:
+        raise InputError(
+            f"{task.name}: a client's name has more than {LONGEST_CLIENT} characters; correct the raw data"
         )
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     labeled = given_labels(table, labels.classes)

@@ -26,6 +26,8 @@ FORMS = (
     '[["a", "b"], ["c"]], a list for each client; {"client": ["a"]}, by its number or name; or {"seed": ...} of either'
 )
 COLUMNS = {"client", "class"}
+DIGITS = 18
+"""Digits of a number, at most; Python converts no more than 4300."""
 
 
 def read_client_classes(value: str, folder: Path) -> JsonText:
@@ -106,7 +108,7 @@ def sets_of_seed(text: str, seed: int) -> list[Any] | dict[str, Any] | None:
     content = _parsed(text, "[task] client_classes")
     if isinstance(content, dict) and content and all(_is_sets(value) for value in content.values()):
         for key in content:
-            if not key.isdecimal():
+            if not key.isdecimal() or len(key) > DIGITS:
                 raise InputError(f"[task] client_classes: {key!r} is no seed; it takes {FORMS}")
         content = {_plain(key): value for key, value in content.items()}.get(str(seed))
         if content is None:
@@ -118,7 +120,7 @@ def sets_of_seed(text: str, seed: int) -> list[Any] | dict[str, Any] | None:
 
 def _plain(seed: str) -> str:
     """Return a seed without zeros in front."""
-    return str(int(seed)) if seed.isdecimal() else seed
+    return str(int(seed)) if seed.isdecimal() and len(seed) <= DIGITS else seed
 
 
 def _is_sets(value: Any) -> bool:
@@ -189,7 +191,7 @@ def _class_number(entry: str | int, class_names: Sequence[str], client: int) -> 
     named = class_names.index(str(entry)) if str(entry) in class_names else None
     if isinstance(entry, str) and named is not None:
         return named
-    if str(entry).isdecimal() and int(entry) < len(class_names):
+    if str(entry).isdecimal() and len(str(entry)) <= DIGITS and int(entry) < len(class_names):
         if named not in (None, int(entry)):
             raise InputError(
                 f"[task] client_classes: client {client}: {entry} is the number of the class {class_names[int(entry)]},"

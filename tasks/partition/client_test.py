@@ -42,17 +42,21 @@ def hold_out_client_test(plan: PartitionPlan, rows: TrainingRows, one_class: boo
     """Return the plan with a share of every client's rows as its own test rows, which no client trains on.
 
     rows: those that scores can be made of, in ascending order of their ids. They are stratified by the labels that the
-    client knows, and every class keeps a training row: a client whose classes have one row each has no test row.
+    client knows, and every stratum (the rarest of these labels) keeps a training row: a client whose classes have one
+    row each has no test row.
     one_class: a row may sit with several clients, so it is drawn once, stratified by its rarest class, and is a test
     row of each of them; a client keeps its first row where all of them were drawn.
     """
     if one_class:
-        rows = _of_client(rows, np.unique(np.concatenate([client.rows for client in plan.clients])))
+        id_M = np.unique(np.concatenate([client.rows for client in plan.clients]))
+        rows = _of_client(rows, id_M)
         taken = _drawn(rows, rows.labels.rarest(), share, generator(plan.seed, "test rows of clients"))
-        is_taken = np.zeros(max(int(client.rows.max()) for client in plan.clients) + 1, bool)
-        is_taken[taken] = True
-        is_taken[[c.rows[0] for c in plan.clients if is_taken[c.rows].all()]] = False
-        tests = [np.unique(client.rows[is_taken[client.rows]]) for client in plan.clients]
+        taken_M = np.isin(id_M, taken)
+        back = [c.rows[0] for c in plan.clients if taken_M[np.searchsorted(id_M, c.rows)].all()]
+        if rows.whole_N is not None:  # a sequence stays together
+            back = rows.row_N[np.isin(rows.whole_N, rows.whole_N[np.isin(rows.row_N, back)])].tolist()
+        taken_M &= ~np.isin(id_M, back)
+        tests = [np.unique(client.rows[taken_M[np.searchsorted(id_M, client.rows)]]) for client in plan.clients]
     else:
         tests = []
         for number, client in enumerate(plan.clients):

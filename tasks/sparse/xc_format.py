@@ -155,7 +155,7 @@ def _header(path: Path, line: bytes) -> Header:
     if not fields:
         msg = f"{path}: the file is empty; get it again" if not line else f"{path}:1: the first line is empty"
         raise InputError(msg if not line else f"{msg}; write 'rows features labels'")
-    if len(fields) != 3 or not all(re.fullmatch(rb"0*[1-9]\d{,17}", field) for field in fields):
+    if len(fields) != 3 or not all(re.fullmatch(rb"0{,9}[1-9]\d{,17}", field) for field in fields):
         shown = line[:60].decode("utf-8", "replace").strip()
         raise InputError(
             f"{path}:1: the first line is {shown!r}; write 'rows features labels', three whole numbers above 0"

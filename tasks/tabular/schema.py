@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -362,10 +363,10 @@ def _separator(file: TableFile, labels: Sequence[str], options: TaskOptions) -> 
             raise InputError(f"{msg}; write every cell as a list (\"['a', 'b']\"), {one}")
     for separator in SEPARATORS:
         parts = {value: {part.strip() for part in value.split(separator)} for value in values if separator in value}
-        alone = set(values)
+        alone, times = set(values), Counter(part for own in parts.values() for part in own)
         for value, own in parts.items():
             # a comma may belong to a name; where what it parts stands elsewhere as well, it parts classes
-            if separator != "," or own & alone or any(own & other for v, other in parts.items() if v != value):
+            if separator != "," or own & alone or any(times[part] > 1 for part in own):
                 row = file.row_N[pc.index(column, value).as_py()] + 1
                 msg = f"{file.path}: row {row}: column {labels[0]!r} holds {value!r}, which may be several classes"
                 option = f"--task.label_separator '{separator}'"
@@ -460,9 +461,10 @@ def _of_columns(
     labels: tuple[str, ...], class_file: tuple[list[str], list[str]] | None, options: TaskOptions
 ) -> tuple[Sequence[str], Sequence[str]]:
     if class_file is None:
-        if options.label_columns.count("*") != 1 or set(options.label_columns) & set("?[,"):
+        pattern = options.label_columns.strip()
+        if pattern.count("*") != 1 or set(pattern) & set("?[,"):
             return labels, labels
-        before, after = options.label_columns.split("*")  # the names without what they all share: label_*
+        before, after = pattern.split("*")  # the names without what they all share: label_*
         return labels, [name[len(before) : len(name) - len(after)].strip(" _-:.") or name for name in labels]
     ids, names = class_file
     if not ids:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Bools, Column, Table
 from anchorfl.tasks.arrays.labels import Labels, without_classes
-from anchorfl.tasks.contract import Columns, InputSpec, LabelKind, Source, Task
+from anchorfl.tasks.contract import LONGEST_CLIENT, Columns, InputSpec, LabelKind, Source, Task
 from anchorfl.tasks.errors import InputError, has_controls, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.remote_table import table_path
@@ -292,6 +292,8 @@ def _subjects(column: Column, name: str, faults: Faults) -> Column:
     odd = pa.array([text for text in pc.unique(column).to_pylist() if text and has_controls(text)], pa.string())
     odd_N = pc.is_in(column, value_set=odd).to_numpy(zero_copy_only=False)
     faults.add(odd_N, lambda i: f"column {name!r} holds {column[i].as_py()!a}, with control characters; correct it")
+    long_N = pc.fill_null(pc.greater(pc.utf8_length(column), LONGEST_CLIENT), False).to_numpy(zero_copy_only=False)
+    faults.add(long_N, lambda i: f"column {name!r} holds a name of more than {LONGEST_CLIENT} characters; shorten it")
     return pc.fill_null(column, "")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,9 +28,11 @@ def vocabulary(texts: Column, min_count: int) -> tuple[str, ...]:
 
     Raises InputError where no word is that frequent.
     """
-    counted = pc.value_counts(pc.list_flatten(tokenize(texts)))
-    pairs = zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)
-    frequent = sorted((-count, word) for word, count in pairs if count >= min_count and word)
+    counts = Counter[str]()
+    for chunk in texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]:  # Arrow joins no 2 GiB of text
+        for entry in pc.value_counts(pc.list_flatten(tokenize(chunk))).to_pylist():
+            counts[entry["values"]] += entry["counts"]
+    frequent = sorted((-count, word) for word, count in counts.items() if count >= min_count and word)
     if not frequent:
         raise InputError(f"no word occurs {min_count} times in the training texts; lower [task] min_count")
     return (PADDING, UNKNOWN, *(word for _, word in frequent))

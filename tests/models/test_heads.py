@@ -101,6 +101,11 @@ def test_both_heads_stand_on_the_same_initial_encoder():
         assert torch.equal(value, label.encoder.state_dict()[name]), name
 
 
+def test_the_cnn_needs_two_pixels_a_side():
+    with pytest.raises(ValueError, match=r"images of 1 x 8: the network needs 2 a side; set task\.image_size"):
+        made(ModelOptions(width=8), input_kind="image", shape=(1, 1, 8))
+
+
 def test_the_cnn_computes_each_row_alone():
     model = made(ModelOptions(width=8, dropout=0.0), input_kind="image", shape=(1, 8, 8))
     assert isinstance(model.encoder, SmallCNN)

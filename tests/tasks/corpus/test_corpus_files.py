@@ -117,6 +117,16 @@ def test_parquet_without_a_column_of_text(tmp_path):
         count_names([str(path)], Scanner(NAMES), "n")
 
 
+def test_parquet_articles_have_an_end_and_unpack_to_no_more_than_texts_do(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["walking and standing"] * 1000 + [None, "standing"]}), path)
+    found = count_names([str(path)], Scanner(("walking", "standing"), "article")).counts
+    assert (found.segments, found.pair_KK.tolist()) == (1001, [[1000, 1000], [1000, 1001]])
+    monkeypatch.setattr(corpus_files, "MAX_SEGMENT_BYTES", 19)
+    with pytest.raises(InputError, match="an article has 20 bytes, more than 19; cut it into several"):
+        count_names([str(path)], Scanner(NAMES))
+
+
 def test_segments_beyond_the_limit_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_files, "BLOCK", 4)
     monkeypatch.setattr(corpus_files, "MAX_SEGMENT_BYTES", 20_000)

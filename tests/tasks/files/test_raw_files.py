@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from anchorfl.tasks.contract import Source
 from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.archives import unpack
 from anchorfl.tasks.files.raw_files import file_names, find_file, open_text, raw_folder, status, variants
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import TASKS, find_task
@@ -121,3 +124,24 @@ def test_damaged_files_are_named_with_the_line(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"good\nbad \xff\n")
     with pytest.raises(InputError, match=r"b\.txt:2: byte 5 of the line is no UTF-8"):
         list(open_text(tmp_path / "b.txt"))
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_a_damaged_archive_is_unpacked_or_one_line(tmp_path, packing):
+    path, rng = tmp_path / "a.zip", np.random.default_rng(0)
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        for name in ("one.txt", "two.txt"):
+            archive.writestr(name, "words of a file " * 20)
+    whole = path.read_bytes()
+    said = []
+    for number in range(150):
+        changed = bytearray(whole)
+        for place in rng.integers(0, len(whole), size=1 + number % 4):
+            changed[place] = rng.integers(256)
+        path.write_bytes(changed)
+        try:
+            unpack(path, tmp_path / "out", ["*.txt"])
+        except InputError as error:
+            said.append(str(error))
+    assert len(said) > 50
+    assert not [line for line in said if "\n" in line]

@@ -184,3 +184,27 @@ def test_the_test_split_goes_by_subject_whatever_the_order_of_the_rows():
 def test_a_bad_share_is_refused(share):
     with pytest.raises(InputError, match=r"client_test = .* must be 'none', 'split', or a share"):
         make_plan(rows_of(np.eye(4)), task_of(4), TaskOptions(clients=2, client_test=share), 0)
+
+
+@pytest.mark.parametrize("step", [1, 10**13])
+def test_ids_of_rows_may_be_of_any_size(step):
+    """Those of FLAIR are numbers of photographs, beyond 10^10."""
+    rng = np.random.default_rng(0)
+    y_NC = np.eye(6, dtype=bool)[np.arange(120) % 6] | (rng.random((120, 6)) < 0.2)
+    o = TaskOptions(clients=0, partition="one_class", client_test="0.3", validation=0.0)
+    small, large = (make_plan(rows_of(y_NC, np.arange(120) * k), task_of(6), o, 3) for k in (1, step))
+    assert [len(test) for test in large.client_test] == [len(test) for test in small.client_test]
+    assert all(len(test) for test in large.client_test)
+
+
+def test_a_sequence_that_gives_a_row_back_gives_back_all():
+    """A class whose rows were all drawn keeps its first row, and with it what belongs to that."""
+    for seed in range(60):
+        whole_N = np.repeat(np.arange(12), 3)
+        y_NC = np.eye(6, dtype=bool)[np.repeat(np.arange(12) // 2, 3)]
+        y_NC[:, 5] |= whole_N == 0
+        o = TaskOptions(clients=0, partition="one_class", client_test="0.6", validation=0.0)
+        plan = make_plan(rows_of(y_NC, np.arange(36), None, whole_N), task_of(6), o, seed)
+        tests = np.concatenate(plan.client_test)
+        trained = np.concatenate([client.rows for client in plan.clients])
+        assert not np.isin(whole_N[tests], whole_N[trained]).any()

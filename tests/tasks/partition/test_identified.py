@@ -176,6 +176,8 @@ def test_a_class_left_to_nobody_needs_cover_any():
         ({"0": [0], "1": [1], "4": [2]}, "no client '4'"),
         ({"0": [0], "ann": [1], "4": [2]}, r"no client '0'; there are ann, bob, eve"),
         ({"0": [[0], [1], [2]], "one": [[0], [1], [2]]}, "'one' is no seed"),
+        ({"9" * 5000: [[0], [1], [2]]}, "is no seed"),
+        ([["9" * 5000], [1], [2]], "client 0"),
         ({}, "it takes"),
         ([], "it takes"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,6 +163,24 @@ def test_a_given_form_may_have_words_that_these_rows_lack_and_no_other_kind_of_c
     numbers = given(tmp_path, [0, 1, 2] * 20, "", "d").folder
     with pytest.raises(InputError, match=r"column 'k' holds numbers, and that of these data texts"):
         given(tmp_path, ["p", "q", "r"] * 20, numbers, "e")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"shape": []}, "a sample of shape () cannot be"),
+        ({"std": [0.0] * 4}, "a deviation must be above 0"),
+        ({"mean": [], "std": []}, "it scales its inputs otherwise than these data need it"),
+    ],
+)
+def test_a_given_form_that_cannot_be_is_refused(tmp_path, change, line):
+    folder = Path(given(tmp_path, ["p", "q", "r"] * 20, "", "a").folder)
+    content = json.loads((folder / "manifest.json").read_text())
+    form = tmp_path / "form"
+    form.mkdir()
+    (form / "manifest.json").write_text(json.dumps(content | {"spec": content["spec"] | change}))
+    with pytest.raises(InputError, match=re.escape(line)):
+        given(tmp_path, ["p", "q", "r"] * 20, str(form))
 
 
 def test_a_file_whose_words_all_look_like_numbers_is_read_by_the_columns_of_another(tmp_path):

@@ -139,6 +139,19 @@ def test_label_columns_by_pattern_lose_what_they_share(tmp_path):
     assert task.class_names == ("label_dog", "label_cat")
 
 
+@pytest.mark.parametrize("pattern", [" label_*", "label_* "])
+def test_a_blank_around_a_pattern_is_no_part_of_it(tmp_path, pattern):
+    columns = {"x": [1.0] * 40, "label_cat": [0, 1] * 20, "label_dog": [1, 0] * 20}
+    assert table(parquet(tmp_path, columns), label_columns=pattern)[0].class_names == ("cat", "dog")
+
+
+def test_a_client_s_name_has_an_end(tmp_path):
+    """NumPy would give every row as many characters."""
+    columns = {"x": [1.0, 2.0] * 20, "kind": ["a", "b"] * 20, "who": ["n"] * 39 + ["n" * 201]}
+    with pytest.raises(InputError, match="row 40: column 'who' holds a name of more than 200 characters; shorten it"):
+        table(parquet(tmp_path, columns), client_column="who")
+
+
 def test_lists_of_classes_and_their_names(tmp_path):
     columns = {"x": [1.0, 2.0] * 20, "tags": [["b", "a"], [], None, ["a"]] * 10}
     task, raw, _ = table(parquet(tmp_path, columns), label_columns="tags")

@@ -172,3 +172,10 @@ def test_the_presets_give_each_class_to_as_many_clients_as_the_authors_code(data
         again = prepare(find_task("r8"), redrawn, seed, engine="local").manifest
         assert again.examples == manifest.examples
         assert not again.uncovered_C().any()
+
+
+def test_a_vocabulary_is_counted_chunk_by_chunk():
+    """Arrow joins no more than 2 GiB of text."""
+    chunks = [["b a", "a  C"], [], ["c c b", None]]
+    parts = pa.chunked_array(chunks, pa.string())
+    assert vocabulary(parts, 2) == vocabulary(parts.combine_chunks(), 2) == ("<pad>", "<unk>", "c", "a", "b")
