@@ -45,7 +45,7 @@ BESIDE = {
 
 def test_all_presets_are_seen():
     """Nine methods on six data sets, and the three ablations on the four of Table 3; three sets twice. The suite: eight
-    methods on twenty-two settings, four more on the fourteen with one label a row, two on the others, our own on all,
+    methods on twenty-four settings, four more on the sixteen with one label a row, two on the others, our own on all,
     six on the one with a class a client.
     """
     compared = [f"{folder}/{method}" for folder in FOLDERS for method in COMPARED]
@@ -54,7 +54,7 @@ def test_all_presets_are_seen():
     assert sorted(compared + without) == OF_A_PAPER
     assert {"digits/fedalign", "digits/fedavg"} < set(NAMES)
     assert sorted(NAMES) == NAMES
-    assert len(NAMES) == 2 + 99 + 83 + 190 + 22 * (8 + 1) + 14 * 4 + 8 * 2 + 2 * 6
+    assert len(NAMES) == 2 + 99 + 83 + 190 + 24 * (8 + 1) + 16 * 4 + 8 * 2 + 2 * 6
     assert len(list(PRESETS.glob("*.toml"))) == 26 + 4
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tarfile
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
-from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.config.presets import read_preset, shipped
 from benchmarks import suite_search
 
 ARCHIVE = Path(suite_search.__file__).parent / "results" / "searches-suite.tar.xz"
@@ -31,3 +32,14 @@ def test_keeping_a_kept_search_again_gives_the_same_bytes(tmp_path):
     for ledger in tmp_path.rglob(suite_search.LEDGER):
         assert suite_search.slim(ledger) == ledger.read_bytes()
         assert suite_search.seconds(ledger) > 0
+
+
+def test_given_class_sets_are_those_of_the_paper_s_table_with_the_values_found_on_drawn_ones():
+    """The search's seed is none of those whose sets are given, so the two settings are one there."""
+    rows = [preset.row for preset in shipped().presets.values() if preset.federation.name == "suite-r8-given"]
+    assert len(rows) == 13
+    for row in rows:
+        given, drawn = read_preset(f"suite-r8-given/{row}"), read_preset(f"suite-r8-masks-3/{row}")
+        assert given.task.client_classes == read_preset("r8-8/fedavg").task.client_classes
+        assert str(suite_search.SEED) not in given.task.client_classes
+        assert replace(given, task=drawn.task) == drawn

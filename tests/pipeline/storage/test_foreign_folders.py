@@ -315,7 +315,7 @@ def test_a_sweep_of_others_runs_no_code_that_its_space_or_ledger_names(tmp_path,
     e, folder = read_preset("digits/fedavg"), tmp_path / "sweep"
     folder.mkdir()
     space = {"model.network": Choice((e.model.network,))}
-    plan = SweepPlan("digits/fedavg", e, space, SweepOptions(seeds=1, trials=2, finals=1, rounds=6), "text")
+    plan = SweepPlan("digits/fedavg", e, space, SweepOptions(seeds=1, trials=2, finals=1, rounds=6), "seed = 1")
     plan.save(folder)
     if where == "space":
         values = {"kind": "Choice", "values": [e.model.network, "evil:Net"], "reason": ""}

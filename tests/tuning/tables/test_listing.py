@@ -22,7 +22,7 @@ def test_without_a_pattern_all_federations_and_rows(capsys):
     words = set(text.replace(",", " ").replace(":", " ").split())
     for name in preset_names():
         assert set(name.split("/")) <= words, name
-    assert "656 presets, each a federation and a row" in text
+    assert "682 presets, each a federation and a row" in text
     assert max(map(len, text.splitlines())) <= 120
 
 

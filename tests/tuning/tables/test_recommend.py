@@ -211,7 +211,7 @@ def test_the_nearest_setting_lends_its_presets(flowers, monkeypatch, pictures):
     settings = read_settings()
     of_pictures = [s for s in settings if s.federation.startswith(("suite-pbc", "suite-ham10000"))]
     of_texts = [s for s in settings if s.federation.startswith("suite-r8")]
-    assert (len(of_pictures), len(of_texts)) == (5, 2)
+    assert (len(of_pictures), len(of_texts)) == (6, 3)
     lending = [s for s in settings if s not in of_texts and (pictures or s not in of_pictures)]
     for itself in [*of_pictures, *of_texts, settings[2], settings[-3]]:
         shape = itself.shape
