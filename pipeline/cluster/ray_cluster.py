@@ -73,7 +73,9 @@ def start(options: ClusterOptions) -> bool:
             signals.renew()
         _watch.started(own=not options.address)
     except BaseException:
-        stop()  # also a cluster that was joined, and then lacked what is waited for
+        if options.address and ray.is_initialized():  # it was joined, and then lacked what is waited for
+            stop()
+        _watch_no_more()
         raise
     return True
 
