@@ -87,10 +87,10 @@ class ClientPrivacy:
             return float(by_renyi.compose(sampled, rounds).get_epsilon(self.delta))
         rate = self.clients / self.population
         # beside one client: where no other is drawn, it is there alone, or the draw is empty and not seen
-        if (alone := rounds * (1 - rate) ** (self.population - 1)) > REDRAWN * self.delta:
+        if rate < 1 and (alone := rounds * (1 - rate) ** (self.population - 1)) > REDRAWN * self.delta:
             raise InputError(
                 f"federation.selection = 'poisson': in {rounds} rounds no other client is drawn with probability"
-                f" {alone:.2g}, too much beside federation.dp_delta = {self.delta:g}: raise"
+                f" {min(1.0, alone):.2g}, too much beside federation.dp_delta = {self.delta:g}: raise"
                 " federation.clients_per_round"
             )
         drawn = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(self.noise))

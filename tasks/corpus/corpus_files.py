@@ -27,9 +27,9 @@ from anchorfl.tasks.errors import InputError, nearest
 BLOCK = 2 << 20
 """Bytes of text that are counted at one time: they and their arrays stay near the processor."""
 MAX_SEGMENT_BYTES = 64 << 20
-ROWS = 16
-"""Rows of a Parquet file that are read at a time."""
 """Bytes of the longest line, paragraph or article."""
+ROWS, READ_BYTES = 1024, 64 << 20
+"""Rows of a Parquet file that are read at a time, fewer where its rows are as long as that."""
 SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet")
 """Files that are taken from a folder, also with .gz behind (not Parquet); a file named by itself may have any name."""
 Format = Literal["text", "json", "parquet"]
@@ -247,7 +247,9 @@ def _parquet(path: Path, field: str) -> Any:
 def _parquet_texts(shard: Shard, field: str) -> Iterator[str]:
     file = _parquet(Path(shard.path), field)
     try:
-        for batch in file.iter_batches(ROWS, row_groups=[shard.start], columns=[field]):
+        group = file.metadata.row_group(shard.start)
+        rows = max(16, min(ROWS, READ_BYTES * group.num_rows // max(1, group.total_byte_size)))
+        for batch in file.iter_batches(rows, row_groups=[shard.start], columns=[field]):
             column = batch.column(0)
             texts = column.dictionary if pa.types.is_dictionary(column.type) else column
             _check_articles(shard.path, pc.max(pc.binary_length(texts)).as_py() or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
 import shutil
 import stat
@@ -23,6 +24,7 @@ DAMAGE = (
     ValueError, IndexError,
 )  # fmt: skip
 """Errors of ``zipfile`` on an archive that is damaged or made to be."""
+OF_DISK = errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS
 AGAIN = "delete it and fetch it again, or unpack it by hand"
 
 
@@ -61,7 +63,7 @@ def unpack(archive: Path, folder: Path, patterns: Sequence[str]) -> int:
                 (folder / place).parent.mkdir(parents=True, exist_ok=True)
                 (draft / place).replace(folder / place)
     except (OSError, *DAMAGE) as error:
-        if isinstance(error, InputError) or getattr(error, "filename", None) is not None:  # the latter: of the disk
+        if isinstance(error, InputError) or getattr(error, "filename", None) or getattr(error, "errno", 0) in OF_DISK:
             raise
         raise InputError(f"{archive} is no .zip archive, or a damaged one ({error}); {AGAIN}") from error
     return len(named)

@@ -33,8 +33,8 @@ TABLES = "fetched-tables"
 """Folder in the cache folder, with one folder per address."""
 IMAGES = "images"
 """Folder of the images beside a table."""
-BATCH_ROWS = 16
-"""Rows of a table that are unpacked at a time."""
+BATCH_ROWS, GROUP_ROWS, GROUP_BYTES = 16, 1 << 10, 32 << 20
+"""Rows of a table that are unpacked at a time, and that are written at a time: fewer where they have so many bytes."""
 KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp", b"II*\0": "tif"}
 """First bytes of an image -> the end of its file's name."""
 
@@ -101,15 +101,18 @@ def _name_things(path: Path) -> None:
             change = _changes(path, file.schema_arrow)
             if not change:
                 return
-            draft, size, writer = path.with_name(f".{path.name}"), 0, None
+            draft, size, writer, waiting = path.with_name(f".{path.name}"), 0, None, list[Any]()
             for batch in file.iter_batches(BATCH_ROWS):
                 size += batch.nbytes
                 check_growth(path, size)
-                made = {name: change.get(name, _same)(batch[name]) for name in batch.schema.names}
-                table = pa.table(made)
-                writer = writer or pq.ParquetWriter(draft, table.schema)
-                writer.write_table(table)
+                waiting.append(pa.table({n: change.get(n, _same)(batch[n]) for n in batch.schema.names}))
+                writer = writer or pq.ParquetWriter(draft, waiting[0].schema)
+                if len(waiting) * BATCH_ROWS >= GROUP_ROWS or sum(t.nbytes for t in waiting) >= GROUP_BYTES:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting.clear()
             if writer is not None:
+                if waiting:
+                    writer.write_table(pa.concat_tables(waiting))
                 writer.close()
                 draft.replace(path)
     except (pa.ArrowException, OSError) as error:

@@ -152,7 +152,9 @@ def _read_writers(path: Path) -> Iterator[tuple[str, Samples]]:
         if user not in users and not (isinstance(samples, Samples) and not len(samples.y_N)):
             raise InputError(f"{path}: user {user!r} of user_data is not in users; get the file again")
     for index, (user, size) in enumerate(zip(users, sizes, strict=True)):
-        samples = data.get(user) if isinstance(user, str) and not has_controls(user) else None
+        if isinstance(user, str) and has_controls(user):
+            raise InputError(f"{path}: user {user!r} holds control characters; get the file again")
+        samples = data.get(user) if isinstance(user, str) else None
         if user in users[:index]:
             raise InputError(f"{path}: user {user!r} is listed twice in users; get the file again")
         if not isinstance(samples, Samples):

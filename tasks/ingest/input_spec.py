@@ -49,7 +49,8 @@ def check_fits(spec: InputSpec, own: InputSpec) -> InputSpec:
     same = (spec.kind, spec.columns and spec.columns.inputs) == (own.kind, own.columns and own.columns.inputs)
     if not same:
         raise InputError(f"{WHERE}: it is for inputs of kind {spec.kind!r}, or of other columns; give another folder")
-    if (bool(spec.levels), bool(spec.mean)) != (bool(own.levels), bool(own.mean)):
+    # images are stored as levels, and scaled as either form says
+    if bool(spec.levels) != bool(own.levels) or (not own.levels and bool(spec.mean) != bool(own.mean)):
         raise InputError(f"{WHERE}: it scales its inputs otherwise than these data need it; give another folder")
     if spec.columns is None or own.columns is None:
         return spec

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import shutil
 import zipfile
 from dataclasses import replace
 
@@ -145,3 +147,15 @@ def test_a_damaged_archive_is_unpacked_or_one_line(tmp_path, packing):
             said.append(str(error))
     assert len(said) > 50
     assert not [line for line in said if "\n" in line]
+
+
+def test_a_full_disk_is_no_damage_of_an_archive(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("one.txt", "words")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        unpack(tmp_path / "a.zip", tmp_path / "out", ["*.txt"])

@@ -106,6 +106,21 @@ def test_sounds_stay_as_they_are_and_images_of_columns_of_like_names_stay_apart(
     assert (path.parent / second).read_bytes() == picture(200)
 
 
+def test_many_rows_are_written_in_few_groups(store):
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    put(store, ADDRESS, parquet({"x": list(range(3000)), "label": [0, 1] * 1500}, features))
+    path = table_path(TaskOptions(file=ADDRESS))
+    assert pq.ParquetFile(path).num_row_groups == 3
+    assert pq.read_table(path)["label"].to_pylist() == ["cat", "dog"] * 1500
+
+
+def test_notes_of_classes_over_texts_are_one_line(store):
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    put(store, ADDRESS, parquet({"label": ["cat", "dog"]}, features))
+    with pytest.raises(InputError, match="column 'label' is of classes, by its notes, and holds string"):
+        table_path(TaskOptions(file=ADDRESS))
+
+
 def test_lists_of_classes(store):
     features = {"tags": {"feature": {"names": ["a", "b", "c"], "_type": "ClassLabel"}, "_type": "Sequence"}}
     put(store, ADDRESS, parquet({"x": [1.0, 2.0], "tags": [[0, 2], []]}, features))

@@ -19,6 +19,7 @@ from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.json_schema import converted
 from anchorfl.tasks.ingest import ingest
 from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.input_spec import check_fits
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular import samples
@@ -181,6 +182,16 @@ def test_a_given_form_that_cannot_be_is_refused(tmp_path, change, line):
     (form / "manifest.json").write_text(json.dumps(content | {"spec": content["spec"] | change}))
     with pytest.raises(InputError, match=re.escape(line)):
         given(tmp_path, ["p", "q", "r"] * 20, str(form))
+
+
+def test_a_given_form_of_images_may_scale_them_otherwise():
+    """They are stored as levels; tables and recordings are stored as they are scaled."""
+    own = InputSpec("image", (3, 8, 8), levels=255, mean=(0.5,) * 3, std=(0.2,) * 3)
+    plain = replace(own, mean=(), std=())
+    assert check_fits(plain, own) is plain
+    assert check_fits(own, plain) is own
+    with pytest.raises(InputError, match="it scales its inputs otherwise"):
+        check_fits(replace(own, levels=0), own)
 
 
 def test_a_file_whose_words_all_look_like_numbers_is_read_by_the_columns_of_another(tmp_path):
