@@ -74,8 +74,8 @@ def verify(options: argparse.Namespace) -> int:
     names = sorted(differing)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     say(
-        f"not the same: {len(names)} of {compared} numbers of the rounds 0 to {last} differ, by up to {largest:.1e} of"
-        f" their size: {', '.join(names[:SHOWN])}{more}"
+        f"not the same: {len(names)} of {compared} numbers of the rounds 0 to {last} differ"
+        f"{f', by up to {largest:.1e} of their size' if largest else ''}: {', '.join(names[:SHOWN])}{more}"
     )
     say("last bits differ between kinds of processor, versions of torch, and CPU and GPU: REPRODUCIBILITY.md")
     return 1

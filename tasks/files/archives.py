@@ -25,6 +25,7 @@ DAMAGE = (
 )  # fmt: skip
 """Errors of ``zipfile`` on an archive that is damaged or made to be."""
 OF_DISK = errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS
+"""Errors of the disk that an archive is unpacked to, which say no file."""
 AGAIN = "delete it and fetch it again, or unpack it by hand"
 
 

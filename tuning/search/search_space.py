@@ -33,6 +33,7 @@ SYNTAX = (
     " n grid points"
 )
 MOST_STEPS = 10_000
+"""Points of a grid, at most: all are made before any is tried."""
 
 
 @dataclass(frozen=True, slots=True)

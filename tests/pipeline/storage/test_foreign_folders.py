@@ -176,11 +176,13 @@ def test_nothing_is_written_through_a_link_out_of_the_folder(finished, tmp_path,
     assert [own.read_text()] == ["mine"] if own.is_file() else [p.name for p in own.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("name", [".per_class.csv.tmp", "report/.comparison.csv.tmp"])
-def test_nothing_is_written_through_a_link_in_a_drafts_place(finished, secret, capsys, name):
+@pytest.mark.parametrize(
+    ("name", "command"), [(".per_class.csv.tmp", "resume"), ("report/.comparison.csv.tmp", "compare")]
+)
+def test_nothing_is_written_through_a_link_in_a_drafts_place(finished, secret, capsys, name, command):
     (finished / "per_class.csv").unlink()
     (finished / name).symlink_to(secret)
-    assert {main(["resume", str(finished)]), main(["compare", str(finished)])} - {0}
+    assert main([command, str(finished)]) != 0
     assert secret.read_text() == SECRET
     assert Path(name).name in capsys.readouterr().err
 
